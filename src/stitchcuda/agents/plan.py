@@ -1,0 +1,53 @@
+"""The Planner's data: a Plan holds distinct ideas, each a to-do list of Steps for the whole program."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class TensorContract(BaseModel):
+    """What flows over a fusion boundary."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    shape: list[int | str] = Field(description="sizes; a name such as 'batch' where it may vary")
+    dtype: str = "float32"
+    layout: str = Field(default="contiguous", description="contiguous, channels_last, or strides in words")
+
+
+class Step(BaseModel):
+    """One piece of work for the Coder, judged by its acceptance."""
+
+    model_config = ConfigDict(frozen=True)
+
+    title: str
+    operators: list[str] = Field(description="operators of the reference that this step covers")
+    fusion: str = Field(description="the fusion boundary: what becomes one kernel, and why it ends there")
+    inputs: list[TensorContract] = Field(default_factory=list)
+    outputs: list[TensorContract] = Field(default_factory=list)
+    host: str = Field(default="", description="host orchestration: graphs, streams, workspaces, pinned memory, overlap")
+    predicted_gain: float = Field(default=1.0, ge=0, description="whole-program speedup expected once done")
+    acceptance: str = Field(description="what must be seen to call it done")
+    recipes: list[str] = Field(default_factory=list, description="names of recipes to apply; only recipes fill this")
+
+
+class Idea(BaseModel):
+    """One distinct strategy; drafts of it are written and measured independently."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    rationale: str = Field(description="the evidence: time shares, gaps, bounds")
+    risk: str = ""
+    steps: list[Step] = Field(min_length=1)
+
+
+class Plan(BaseModel):
+    """What the Planner answers. ``ideas`` are sorted by promise; none means 'no rewrite found' and why."""
+
+    model_config = ConfigDict(frozen=True)
+
+    summary: str
+    bottleneck: str = Field(description="the whole program's bottleneck, with its evidence")
+    ideas: list[Idea] = Field(default_factory=list)

@@ -1,0 +1,150 @@
+"""The three roles as typed calls, whatever mind is behind them (a language model, or recipes).
+
+Requests carry everything a mind may see; a mind keeps no state of its own between calls, so that a
+killed run can be resumed by asking again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.plan import Idea, Plan, Step
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.hardware.model import Device
+from stitchcuda.profiling.model import Profile
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Task, TaskFacts
+
+
+class Attempt(BaseModel):
+    """One past try, as later requests show it (at most four are shown)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    number: int = Field(description="the program's number in the run folder")
+    idea: str
+    step: str
+    status: str
+    speedup: float | None = Field(default=None, description="over eager")
+    over_best: float | None = None
+    diagnosis: str = ""
+    suggestion: str = ""
+
+
+class PlanRequest(BaseModel):
+    """What the Planner sees."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: Task
+    facts: TaskFacts
+    device: Device
+    profile: Profile = Field(description="of the reference")
+    baselines: dict[str, float] = Field(description="median seconds by baseline")
+    attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
+
+
+class CodeRequest(BaseModel):
+    """What the Coder sees: one Step, the program so far, and the last Feedback on it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: Task
+    facts: TaskFacts
+    device: Device
+    idea: Idea
+    step: Step
+    draft: int = Field(default=0, description="0, 1, ...: which draft of this step")
+    program: Program | None = Field(default=None, description="the best program so far that this step builds on")
+    failed: Program | None = Field(default=None, description="the program that the feedback is about, when repairing")
+    feedback: Feedback | None = None
+    evaluation: Evaluation | None = None
+    attempts: list[Attempt] = Field(default_factory=list)
+
+
+class VerifyRequest(BaseModel):
+    """What the Verifier sees."""
+
+    model_config = ConfigDict(frozen=True)
+
+    task: Task
+    device: Device
+    idea: Idea
+    step: Step
+    program: Program
+    evaluation: Evaluation
+    profile: Profile | None = Field(default=None, description="of a correct program")
+    reference_profile: Profile | None = None
+    best_speedup: float = Field(default=0.0, description="over_best of the run's best program so far")
+    attempts: list[Attempt] = Field(default_factory=list)
+    last_step: bool = Field(default=False, description="no step of the idea follows")
+
+
+class Planner(Protocol):
+    """Reads the reference and its timeline, writes the to-do list."""
+
+    def plan(self, request: PlanRequest) -> Plan: ...
+
+
+class Coder(Protocol):
+    """Implements one Step; raises ProgramError when its answer holds no usable program."""
+
+    def code(self, request: CodeRequest) -> Program: ...
+
+
+class Verifier(Protocol):
+    """Names what matters and routes what comes next."""
+
+    def verify(self, request: VerifyRequest) -> Feedback: ...
+
+
+class RequestKey(BaseModel):
+    """Where in a run one provider request happens; equal keys and hashes mean the same paid effect."""
+
+    model_config = ConfigDict(frozen=True)
+
+    node: str = Field(description="state-machine node instance, e.g. 'plan#0', 'code#3', set by the workflow")
+    role: str
+    ordinal: int = Field(description="0, 1, ... within the node: re-asks are paid too")
+    request_hash: str
+
+
+class ReplyRecord(BaseModel):
+    """One provider reply as journaled."""
+
+    model_config = ConfigDict(frozen=True)
+
+    key: RequestKey
+    reply: dict[str, object] = Field(description="the provider's answer, serialised by the model layer")
+    input_tokens: int = 0
+    output_tokens: int = 0
+    usd: float = 0.0
+
+
+class ReplyLog(Protocol):
+    """The journal as the model layer sees it. ``node`` is what the workflow is in now."""
+
+    @property
+    def node(self) -> str: ...
+
+    def find(self, key: RequestKey) -> ReplyRecord | None: ...
+
+    def append(self, record: ReplyRecord) -> None:
+        """Durable when it returns. Raises BudgetExceeded *before* the next request, not here."""
+
+
+@dataclass(frozen=True)
+class Mind:
+    """The three roles together, as the workflow gets them."""
+
+    name: str
+    """'recipes' or 'openai:NAME'; printed beside every result."""
+    planner: Planner
+    coder: Coder
+    verifier: Verifier
+    paid: bool = False
+    """Requests cost tokens or money."""

@@ -1,0 +1,54 @@
+"""Every error a user can meet, in one place: the class name is the diagnosis, the message says
+what was found, what was expected and what to do next.
+
+An error that is a *verdict* on a Program (it crashed, it is wrong) is not here: that is an Evaluation.
+"""
+
+from __future__ import annotations
+
+
+class StitchError(Exception):
+    """Base of all errors with a user-facing sentence; the command line prints it without a traceback.
+
+    ``exit_code`` follows the command line's contract: 1 the answer is no, 2 wrong use.
+    """
+
+    exit_code = 2
+
+
+class TaskError(StitchError):
+    """The task file cannot be used: syntax error, missing name, a model that does not run, no tensor output."""
+
+
+class ProgramError(StitchError):
+    """A program cannot be parsed, validated or written (bad path, too large, no entry, broken manifest)."""
+
+
+class ToolMissing(StitchError):
+    """A compiler, profiler or library that this step needs is not on the machine."""
+
+
+class DeviceError(StitchError):
+    """The target asked for is not on this machine."""
+
+
+class ModelAccessError(StitchError):
+    """The language model could not be reached or did not give a usable answer."""
+
+    exit_code = 1
+
+
+class BudgetExceeded(StitchError):
+    """A limit the user set (seconds, dollars, iterations, tokens) was reached."""
+
+    exit_code = 1
+
+
+class RunError(StitchError):
+    """A run folder is missing, locked by another process, or its journal is damaged."""
+
+
+class InfrastructureError(StitchError):
+    """The machine failed (disk full, no memory for the oracle, a tool died): never the Program's fault."""
+
+    exit_code = 1

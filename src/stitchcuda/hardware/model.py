@@ -1,0 +1,34 @@
+"""The data of a device: facts that never change during a run, and measured ceilings."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stitchcuda.task.model import Target
+
+
+class Ceilings(BaseModel):
+    """Measured, not from a datasheet."""
+
+    model_config = ConfigDict(frozen=True)
+
+    copy_bytes_per_second: float = Field(description="device copy, bytes read plus bytes written")
+    flops_per_second: dict[str, float] = Field(description="matrix product rate by precision class, FLOP/s")
+    measured_on: str = Field(description="date, ISO 8601")
+
+
+class Device(BaseModel):
+    """What the target is."""
+
+    model_config = ConfigDict(frozen=True)
+
+    target: Target
+    name: str
+    multiprocessors: int = Field(description="SMs, or CPU cores usable by this process")
+    memory_bytes: int
+    cache_bytes: int = Field(description="L2 on cuda, last-level on cpu")
+    shared_memory_per_block: int = Field(default=0, description="opt-in maximum, bytes; cuda only")
+    features: list[str] = Field(default_factory=list, description="cpu: avx2, avx512f, ...; cuda: empty")
+    driver: str = ""
+    runtime: str = Field(default="", description="CUDA version torch uses; empty on cpu")
+    ceilings: Ceilings | None = None

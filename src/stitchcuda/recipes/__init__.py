@@ -1,0 +1,1 @@
+"""The model-free Planner and Coder: rewrites that need no language model."""

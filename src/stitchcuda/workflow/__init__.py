@@ -1,0 +1,1 @@
+"""The loop: state, routes, budget, journal, events."""
