@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
 
 import typer
 
-from stitchcuda import __version__
+from stitchcuda import __version__, cli
+
+ORDER = ("init", "optimize", "evaluate", "profile", "baseline", "runs", "knowledge", "doctor")
+"""Verbs in the order that ``--help`` shows them; others follow by name."""
 
 app = typer.Typer(
     name="stitchcuda",
@@ -27,10 +32,20 @@ def root(
         raise typer.Exit
 
 
+def register_verbs() -> None:
+    """Let every file of this package add its verb; each imports nothing heavy until the verb runs."""
+    names = {info.name for info in pkgutil.iter_modules(cli.__path__)} - {"main"}
+    for name in [*(n for n in ORDER if n in names), *sorted(names - set(ORDER))]:
+        module = importlib.import_module(f"stitchcuda.cli.{name}")
+        if hasattr(module, "register"):
+            module.register(app)
+
+
 def main() -> None:
     """Entry point: user-facing errors become one sentence on stderr and the contract's exit code."""
     from stitchcuda.errors import StitchError
 
+    register_verbs()
     try:
         app()
     except StitchError as error:
