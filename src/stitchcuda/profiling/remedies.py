@@ -1,0 +1,116 @@
+"""What could be changed about one profiled call, each with an Amdahl-style prediction of its gain.
+
+A prediction is the time that the change removes if it works as the named constants assume; the rest of the
+call stays. It ranks changes; it promises nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stitchcuda.hardware.model import Device
+from stitchcuda.profiling.families import Family, family
+from stitchcuda.profiling.model import KernelTime, Timeline
+from stitchcuda.profiling.rules import Work, bounds, milliseconds
+
+GRAPH_NODE_SECONDS = 1e-6
+"""What still lies between two kernels inside a CUDA graph."""
+FUSION_SAVES = 0.5
+"""Fusing a producer with its consumer saves a write and a read of the value between: half of what both move."""
+PERSISTENT_SAVES = 0.5
+"""A recurrent layer as one persistent kernel against one launch or grid-wide step per time step."""
+REACHABLE_RATE = 0.8
+"""Share of the measured matrix rate that a well-chosen algorithm reaches."""
+WORTH_NAMING = 1.02
+"""Predicted gains below this drown in the noise of measuring."""
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """One change and the seconds per call it may save."""
+
+    change: str
+    saved_seconds: float
+
+    def gain(self, wall_seconds: float) -> float:
+        """Predicted speedup of the whole call: wall / (wall - saved), at least 1 and at most 100."""
+        if wall_seconds <= 0:
+            return 1.0
+        return 1.0 / (1.0 - min(max(self.saved_seconds, 0.0) / wall_seconds, 0.99))
+
+
+def remedies(
+    timeline: Timeline, kernels: Sequence[KernelTime], device: Device | None, work: Work | None
+) -> list[Remedy]:
+    """Every change that applies, largest predicted saving first."""
+    on_cpu = device is not None and device.target.kind == "cpu"
+    seconds: dict[Family, float] = {}
+    calls: dict[Family, int] = {}
+    for kernel in kernels:
+        kind = family(kernel.name, kernel.operator)
+        seconds[kind] = seconds.get(kind, 0.0) + kernel.seconds
+        calls[kind] = calls.get(kind, 0) + kernel.calls
+    found = [
+        *_host(timeline, on_cpu, "synchronise" in seconds),
+        *_fusion(timeline, seconds, calls, on_cpu),
+        *_matrix(seconds, device, work),
+    ]
+    if not on_cpu and timeline.copy_seconds > 0:
+        hidden = min(timeline.copy_seconds, max(timeline.wall_seconds - timeline.copy_seconds, 0.0))
+        found.append(Remedy("pin host memory and overlap the copies with compute, in chunks", hidden))
+    if seconds.get("recurrent", 0.0) > 0:
+        change = "run each recurrent layer as one persistent kernel that keeps its weights on chip"
+        if on_cpu:
+            change = "run each recurrent layer as one native loop over time with its weights in cache"
+        found.append(Remedy(change, PERSISTENT_SAVES * seconds["recurrent"]))
+    return sorted((r for r in found if r.saved_seconds > 0), key=lambda r: -r.saved_seconds)
+
+
+def suggestion(timeline: Timeline, kernels: Sequence[KernelTime], device: Device | None, work: Work | None) -> str:
+    """The change with the largest predicted gain in one sentence, or that none is worth naming."""
+    wall = timeline.wall_seconds
+    best = next(iter(remedies(timeline, kernels, device, work)), None)
+    if best is None or best.gain(wall) < WORTH_NAMING:
+        return "no change with a predicted gain of 2% or more stands out"
+    saved = min(best.saved_seconds, wall)
+    return f"{best.change} (predicted {best.gain(wall):.2f}x: saves {milliseconds(saved)} of {milliseconds(wall)})"
+
+
+def _host(timeline: Timeline, on_cpu: bool, synchronises: bool) -> list[Remedy]:
+    """Changes that close gaps."""
+    gap, launches = timeline.gap_seconds, timeline.launches
+    if gap <= 0:
+        return []
+    if synchronises:
+        return [Remedy("keep values on the device: take item(), nonzero() and the like out of forward", gap)]
+    if on_cpu:
+        return [Remedy("make the sequence of operators one native call, which leaves no dispatch in between", gap)]
+    return [
+        Remedy("capture the whole forward pass in one CUDA graph", gap - GRAPH_NODE_SECONDS * launches),
+    ]
+
+
+def _fusion(timeline: Timeline, seconds: dict[Family, float], calls: dict[Family, int], on_cpu: bool) -> list[Remedy]:
+    """Fusing the byte-moving kernels with one another."""
+    moving = seconds.get("pointwise", 0.0) + seconds.get("reduction", 0.0)
+    count = calls.get("pointwise", 0) + calls.get("reduction", 0)
+    if count < 2 or moving <= 0:
+        return []
+    removed = count // 2
+    gap_each = timeline.gap_seconds / max(timeline.launches, 1)
+    saved = FUSION_SAVES * moving + removed * gap_each
+    unit = "operators" if on_cpu else "kernels"
+    return [Remedy(f"fuse the {count} pointwise and reduction {unit} with their neighbours", saved)]
+
+
+def _matrix(seconds: dict[Family, float], device: Device | None, work: Work | None) -> list[Remedy]:
+    """Bringing matrix products and convolutions to the measured rate."""
+    spent, least = seconds.get("matrix", 0.0), bounds(device, work).compute
+    if spent <= 0 or least is None or least <= 0:
+        return []
+    change = (
+        "bring matrix products and convolutions nearer the measured rate:"
+        " another layout or library algorithm, or several small products batched into one"
+    )
+    return [Remedy(change, spent - least / REACHABLE_RATE)]
