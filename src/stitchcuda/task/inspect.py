@@ -1,0 +1,127 @@
+"""Validate a Task by running it once in a process of its own, before anything expensive starts.
+
+The facts that come back describe the Task (shapes, randomness, state); they are not a measurement of anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from stitchcuda.errors import TaskError
+from stitchcuda.task.model import Task, TaskFacts
+
+
+def inspect_task(task: Task, *, timeout_s: float = 120) -> TaskFacts:
+    """Run the reference a few times in a subprocess and return what it showed.
+
+    Raises TaskError, in a sentence, for a model that does not construct or run, that returns no tensor, that
+    needs more memory than is available, or that takes longer than ``timeout_s`` seconds.
+    """
+    with tempfile.TemporaryDirectory(prefix="stitchcuda-inspect-") as folder:
+        request, answer, log = (Path(folder) / name for name in ("task.json", "facts.json", "log.txt"))
+        limit = available_bytes(task.target.kind)
+        request.write_text(json.dumps(task.model_dump() | {"memory_limit": limit}), encoding="utf-8")
+        code = _run_probe(task, request, answer, log, limit, timeout_s)
+        if not answer.exists() or not answer.stat().st_size:
+            raise TaskError(_death(task, code, log, limit))
+        result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+    if "error" in result:
+        raise TaskError(_sentence(task, result["error"], limit))
+    result.pop("needed_bytes")
+    return TaskFacts.model_validate(result)
+
+
+def available_bytes(kind: str) -> int:
+    """Memory a Task may use: on cpu what the system and the process's cgroup still give, on cuda the device's free
+    bytes as nvidia-smi tells them (falling back to no limit)."""
+    if kind == "cuda":
+        return _free_device_bytes()
+    with open("/proc/meminfo", encoding="ascii") as file:
+        fields = dict(line.split(":", 1) for line in file)
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    with contextlib.suppress(OSError, ValueError):
+        maximum = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        if maximum != "max":
+            stat = dict(line.split() for line in Path("/sys/fs/cgroup/memory.stat").read_text().splitlines())
+            available = min(available, int(maximum) - used + int(stat.get("inactive_file", 0)))
+    return max(available, 0)
+
+
+def _free_device_bytes() -> int:
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        out = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return int(out.splitlines()[0]) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return 2**62
+
+
+def _run_probe(task: Task, request: Path, answer: Path, log: Path, limit: int, timeout_s: float) -> int:
+    def confine() -> None:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if task.target.kind == "cpu":
+            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+    command = [sys.executable, "-m", "stitchcuda.task.probe", str(request), str(answer)]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=confine,
+        )
+        try:
+            return process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise TaskError(
+                f"task {task.name} did not finish its trial run within {timeout_s:g} s; "
+                "make the inputs smaller, or allow more time"
+            ) from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _sentence(task: Task, error: dict[str, Any], limit: int) -> str:
+    if error["kind"] == "sentence":
+        return f"task {task.name}: {error['text']}"
+    if error["kind"] == "memory":
+        return (
+            f"task {task.name} needs at least {_size(error['needed'])} for weights and inputs, but "
+            f"{_size(error['available'])} is available; make it smaller or use a larger machine"
+        )
+    where = f" at line {error['line']} ({error['code']})" if error["line"] else ""
+    said = f": {error['text']}" if error["text"] else ""
+    if error["kind"] == "allocation":
+        return (
+            f"task {task.name} ran out of memory in {error['stage']}{where}; {_size(limit)} was available{said}. "
+            "Make it smaller or use a larger machine"
+        )
+    return f"task {task.name} does not run: {error['stage']} raised {error['type']}{where}{said}"
+
+
+def _death(task: Task, code: int, log: Path, limit: int) -> str:
+    lines = [line for line in log.read_text(errors="replace")[-4000:].splitlines() if line.strip()]
+    last = f"; its last words: {lines[-1].strip()[:300]}" if lines else ""
+    if code == -signal.SIGKILL:
+        return f"task {task.name} was killed in its trial run, probably for memory; {_size(limit)} was available{last}"
+    if code < 0:
+        return f"task {task.name} died in its trial run by {signal.Signals(-code).name}{last}"
+    return f"task {task.name} ended its own trial run with exit code {code} before it was done{last}"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**29 else f"{count / 2**20:.0f} MiB"
