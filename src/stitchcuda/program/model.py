@@ -23,9 +23,7 @@ class Argument(BaseModel):
 
     name: str
     kind: Literal["tensor", "scalar"] = "tensor"
-    dtype: Dtype = Field(
-        description="tensor element type, or the C type of a scalar (float32: float)"
-    )
+    dtype: Dtype = Field(description="tensor element type, or the C type of a scalar (float32: float)")
     role: Literal["input", "output", "inout"] = "input"
     layout: Literal["contiguous", "channels_last", "any"] = "contiguous"
     alignment: int = Field(default=4, description="bytes the data pointer must be a multiple of")
