@@ -1,0 +1,76 @@
+"""Time from ``stitchcuda --help`` (and ``--version``) to its output, in fresh processes.
+
+    python benchmarks/cli_startup.py --write     # also updates benchmarks/results/cli_startup.{json,md}
+
+Exit status 1 when the median of ``--help`` is not below the limit. Not a test of what the help says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from provenance import host_provenance, write_json, write_text
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT_SECONDS = 0.5
+
+
+def seconds_of(argument: str) -> float:
+    """Wall seconds of one fresh ``python -m stitchcuda.cli.main ARGUMENT``, output read to its end."""
+    command = [sys.executable, "-m", "stitchcuda.cli.main", argument]
+    start = time.perf_counter()
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"COLUMNS": "100"})
+    seconds = time.perf_counter() - start
+    if not done.stdout.strip():
+        raise SystemExit(f"{' '.join(command)} printed nothing")
+    return seconds
+
+
+def measure(repeats: int) -> dict[str, dict[str, float]]:
+    """Median, smallest and largest wall seconds by argument; one unmeasured call first fills the file cache."""
+    table: dict[str, dict[str, float]] = {}
+    for argument in ("--help", "--version"):
+        seconds_of(argument)
+        times = sorted(seconds_of(argument) for _ in range(repeats))
+        table[argument] = {"median": statistics.median(times), "min": times[0], "max": times[-1], "n": len(times)}
+    return table
+
+
+def render(record: dict[str, object], table: dict[str, dict[str, float]]) -> str:
+    """The Markdown page."""
+    rows = [f"| `stitchcuda {a}` | {t['median']:.3f} | {t['min']:.3f} | {t['max']:.3f} |" for a, t in table.items()]
+    head = ["# Time to first output of the command line", "", "Seconds of wall time, fresh process each.", ""]
+    foot = ["", "`python benchmarks/cli_startup.py --write`: " + ", ".join(f"{k} {v}" for k, v in record.items())]
+    return "\n".join([*head, "| command | median | min | max |", "|---|---|---|---|", *rows, *foot]) + "\n"
+
+
+def main() -> int:
+    """Measure, print, and with ``--write`` keep the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=15, help="measured processes per command")
+    parser.add_argument("--write", action="store_true", help="write the results files")
+    options = parser.parse_args()
+    table = measure(options.repeats)
+    record = host_provenance()
+    page = render(record, table)
+    print(page)
+    if options.write:
+        write_json(RESULTS / "cli_startup.json", {"provenance": record, "seconds": table, "limit": LIMIT_SECONDS})
+        write_text(RESULTS / "cli_startup.md", page)
+    median = table["--help"]["median"]
+    if median >= LIMIT_SECONDS:
+        print(f"--help took {median:.3f} s, the limit is {LIMIT_SECONDS} s", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
