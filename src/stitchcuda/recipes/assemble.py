@@ -1,0 +1,371 @@
+"""Print a rewritten graph as a Program: the reference's source with a straight-line ``forward`` in ``ModelNew``.
+
+The reference's constructor is kept, so that random numbers, names and state match; its ``forward`` is not.
+What depends on weights alone is computed in ``prepare()``. Shapes, dtypes and mode are checked at every call.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from stitchcuda.program.model import ENTRY, Manifest, Program
+from stitchcuda.recipes.base import Call, New, Rewriter, Slot, Workspace, is_launch, tidy
+from stitchcuda.recipes.capture import CaptureError, State
+from stitchcuda.recipes.normalise import is_impure, storage_roots, tensor, writes
+from stitchcuda.recipes.source import kept_source
+from stitchcuda.task.model import Task
+
+HELPERS = '''
+def _expect(name, value, shape, dtype):
+    """This program is written for one shape: say so instead of computing something else."""
+    if not isinstance(value, torch.Tensor) or tuple(value.shape) != shape or value.dtype != dtype:
+        found = f"{tuple(value.shape)} of {value.dtype}" if isinstance(value, torch.Tensor) else repr(value)
+        raise ValueError(f"{name} is {found}; this program is specialised for {shape} of {dtype}")
+
+
+def _strided(value, stride):
+    """Check the memory layout that a kernel was generated for."""
+    if value.stride() != stride:
+        raise ValueError(f"a tensor of shape {tuple(value.shape)} has strides {value.stride()}; expected {stride}")
+    return value
+
+
+def _state(module, path):
+    """The tensor at a dotted path."""
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module.detach()
+'''
+
+REBIND = """
+    _bound = None
+
+    def _apply(self, *arguments, **keywords):
+        self._bound = None
+        return super()._apply(*arguments, **keywords)
+
+    def load_state_dict(self, *arguments, **keywords):
+        self._bound = None
+        return super().load_state_dict(*arguments, **keywords)
+"""
+
+
+@dataclass
+class Printed:
+    """The parts of ``ModelNew``."""
+
+    prepare: list[str] = field(default_factory=list)
+    bound: list[str] = field(default_factory=list)
+    guard: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    returned: str = ""
+
+
+def assemble(rewriter: Rewriter, task: Task, *, notes: str = "") -> Program:
+    """The rewritten graph as a Program in its native form.
+
+    Raises CaptureError when a value in the graph cannot be printed.
+    """
+    tidy(rewriter)
+    used = {node.meta["call"].launcher.name for node in rewriter.graph.nodes if is_launch(node)}
+    launchers = [launcher for name, launcher in rewriter.launchers.items() if name in used]
+    sources = {launcher.source for launcher in launchers}
+    files = {path: text for path, text in rewriter.sources.items() if path in sources}
+    files[ENTRY] = _program(rewriter, task, sorted(used))
+    manifest = None
+    if launchers:
+        manifest = Manifest(target=rewriter.target, launchers=launchers, libraries=sorted(rewriter.libraries))
+    return Program(files=files, manifest=manifest, notes=notes)
+
+
+def _program(rewriter: Rewriter, task: Task, launchers: list[str]) -> str:
+    printed = Printer(rewriter).print()
+    done = sorted({gain.what for gain in rewriter.gains})
+    lines = ["# Generated from the reference by recipes:", *(f"# - {what}" for what in done)] if done else []
+    lines += [kept_source(task.source), "", "import torch"]
+    if launchers:
+        lines.append("from bindings import " + ", ".join(launchers))
+    lines += ["", "_aten = torch.ops.aten", HELPERS]
+    extra, methods = orchestration(rewriter, printed)
+    lines += [extra, "class ModelNew(Model):"]
+    what = "kernels written for it" if launchers else "host orchestration alone"
+    lines += [f'    """The reference with {what}; specialised for its shapes."""', REBIND]
+    lines += ["    def prepare(self):"]
+    lines += [
+        '        """Bind state, fold what depends on it alone, allocate scratch; call again after changing state."""'
+    ]
+    lines += ["        with torch.no_grad():", *(f"            {line}" for line in printed.prepare)]
+    lines += [f"            self._bound = {_tuple(printed.bound)}", "", *methods, ""]
+    return "\n".join(lines)
+
+
+def orchestration(rewriter: Rewriter, printed: Printed) -> tuple[str, list[str]]:
+    """Module-level code and the methods of ``ModelNew`` that run the body, by the host recipes that applied."""
+    names = rewriter.captured.parameters
+    signature = ", ".join(["self", *names])
+    body = ["if self._bound is None:", "    self.prepare()"]
+    if printed.bound:
+        body.append(f"{_tuple(printed.bound)} = self._bound")
+    body += [*printed.body, f"return {printed.returned}"]
+    if "cuda_graph" in rewriter.orchestration:
+        from stitchcuda.recipes.cuda_graph import graph_methods
+
+        return graph_methods(rewriter, printed, signature, body)
+    return "", [f"    def forward({signature}):", *(f"        {line}" for line in printed.guard + body)]
+
+
+def _tuple(names: list[str]) -> str:
+    return "(" + "".join(f"{name}, " for name in names).rstrip() + ")"
+
+
+class Printer:
+    """Prints one rewriter's graph."""
+
+    def __init__(self, rewriter: Rewriter) -> None:
+        self.rewriter = rewriter
+        self.captured = rewriter.captured
+        self.roots = storage_roots(rewriter.graph)
+        self.names = {node: f"{node.name}_" if node.name in _RESERVED else node.name for node in rewriter.graph.nodes}
+        self.out = Printed()
+        self.inputs: dict[fx.Node, str] = {}
+        self.workspaces = 0
+
+    def print(self) -> Printed:
+        """The statements of prepare and forward."""
+        nodes = list(self.rewriter.graph.nodes)
+        output = nodes[-1]
+        self._print_inputs()
+        hoisted = self._hoisted(nodes, output)
+        needed = {source for node in nodes if node not in hoisted for source in node.all_input_nodes}
+        for node in nodes:
+            if node in self.captured.states and (node in needed or any(user in hoisted for user in node.users)):
+                self.out.prepare.append(f"{self.names[node]} = {_state(self.captured.states[node])}")
+            elif node in hoisted:
+                self.out.prepare += self._statement(node)
+            if node in needed and (node in hoisted or node in self.captured.states):
+                self.out.bound.append(self.names[node])
+        last = self._last_uses([node for node in nodes if node not in hoisted and node.op == "call_function"])
+        for node in nodes:
+            if node.op != "call_function" or node in hoisted:
+                continue
+            self.out.body += self._statement(node)
+            done = [self.names[dead] for dead in last.get(node, []) if dead is not node]
+            if done:
+                self.out.body.append("del " + ", ".join(done))
+        self.out.returned = self._returned(output)
+        return self.out
+
+    def _print_inputs(self) -> None:
+        captured = self.captured
+        paths = _slot_paths(captured.in_spec, captured.parameters)
+        for slot, (node, path) in enumerate(zip(captured.inputs, paths, strict=True)):
+            if node is None:
+                constant = repr(captured.constants[slot])
+                check = [f"if {path} != {constant}:"]
+                check.append(
+                    f'    raise ValueError(f"{path} is {{{path}!r}}; this program is specialised for {constant}")'
+                )
+                self.out.guard += check
+                continue
+            value = tensor(node)
+            assert value is not None
+            self.names[node] = path if path.isidentifier() else self.names[node]
+            self.out.guard.append(f'_expect("{path}", {path}, {tuple(value.shape)}, {value.dtype})')
+            if not path.isidentifier():
+                self.out.body.append(f"{self.names[node]} = {path}")
+        if captured.mode_matters:
+            mode = "train" if captured.training else "eval"
+            self.out.guard += [
+                f"if self.training is not {captured.training}:",
+                f'    raise ValueError("this program is specialised for {mode} mode; call .{mode}() first")',
+            ]
+
+    def _hoisted(self, nodes: list[fx.Node], output: fx.Node) -> set[fx.Node]:
+        """Nodes whose value depends on unchanged state alone; results and what is written to stay in forward."""
+        returned = {self.roots[node] for node in output.all_input_nodes}
+        written = {self.roots[target] for node in nodes for target in writes(node)}
+        mutated = {node for node in self.captured.states if self.roots[node] in written}
+        hoisted: set[fx.Node] = set()
+        fixed = set(self.captured.states) - mutated
+        for node in nodes:
+            if node.op != "call_function" or is_impure(node):
+                continue
+            if self.roots[node] in returned or self.roots[node] in written:
+                continue
+            if all(source in hoisted or source in fixed for source in node.all_input_nodes):
+                hoisted.add(node)
+        return hoisted
+
+    def _last_uses(self, nodes: list[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
+        last: dict[fx.Node, fx.Node] = {}
+        for node in nodes:
+            last.setdefault(node, node)
+            for source in node.all_input_nodes:
+                last[source] = node
+        printed = set(nodes)
+        kept = {node for node in self.rewriter.graph.nodes if any(user.op == "output" for user in node.users)}
+        result: dict[fx.Node, list[fx.Node]] = {}
+        for dead, at in last.items():
+            if dead in printed and dead not in kept:
+                result.setdefault(at, []).append(dead)
+        return result
+
+    def _statement(self, node: fx.Node) -> list[str]:
+        if is_launch(node):
+            return self._launch(node)
+        left = f"{self.names[node]} = "
+        if not node.users:
+            left = ""
+        if node.target is operator.getitem:
+            source, index = node.args
+            assert isinstance(source, fx.Node)
+            return [f"{left}{self.names[source]}[{index}]"]
+        function = _target(node)
+        arguments = [self._value(arg) for arg in node.args]
+        arguments += [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
+        return [f"{left}{function}({', '.join(arguments)})"]
+
+    def _launch(self, node: fx.Node) -> list[str]:
+        call: Call = node.meta["call"]
+        lines: list[str] = []
+        printed: list[str] = []
+        results: list[str] = []
+        for declared, given in zip(call.launcher.arguments, call.arguments, strict=True):
+            if isinstance(given, Slot):
+                source = node.args[given.index]
+                assert isinstance(source, fx.Node)
+                value = tensor(source)
+                name = self.names[source]
+                if declared.layout == "any" and value is not None:
+                    name = f"_strided({name}, {tuple(value.stride())})"
+                printed.append(name)
+                if declared.role != "input":
+                    results.append(self.names[source])
+            elif isinstance(given, New):
+                name = f"{self.names[node]}_{declared.name}"
+                lines.append(f"{name} = {self._allocation(given)}")
+                printed.append(name)
+                results.append(name)
+            elif isinstance(given, Workspace):
+                name = f"scratch_{self.workspaces}"
+                self.workspaces += 1
+                device = self._device()
+                self.out.prepare.append(f"{name} = torch.zeros({given.shape}, dtype={given.dtype}, device={device})")
+                self.out.bound.append(name)
+                printed.append(name)
+            else:
+                printed.append(repr(given))
+        lines.append(f"{call.launcher.name}({', '.join(printed)})")
+        lines.append(f"{self.names[node]} = {_tuple(results)}")
+        return lines
+
+    def _allocation(self, new: New) -> str:
+        where = f"dtype={new.dtype}, device={self._device()}"
+        if new.stride is None:
+            return f"torch.empty({new.shape}, {where})"
+        return f"torch.empty_strided({new.shape}, {new.stride}, {where})"
+
+    def _device(self) -> str:
+        return repr(self.rewriter.target)
+
+    def _returned(self, output: fx.Node) -> str:
+        leaves = output.args[0]
+        values = list(leaves) if isinstance(leaves, list | tuple) else [leaves]
+        return _print_tree(
+            pytree.tree_unflatten([_Leaf(self._value(value)) for value in values], self.captured.out_spec)
+        )
+
+    def _value(self, value: Any) -> str:
+        match value:
+            case fx.Node():
+                return self.names[value]
+            case torch.device():
+                moved = self.captured.device == "cpu" and value.type == "cpu"
+                return self._device() if moved else repr(str(value))
+            case list() | tuple():
+                inner = ", ".join(self._value(item) for item in value)
+                comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
+                return f"({inner}{comma})" if isinstance(value, tuple) else f"[{inner}]"
+            case float():
+                return f'float("{value}")' if value != value or abs(value) == float("inf") else repr(value)
+            case None | bool() | int() | str() | complex():
+                return repr(value)
+            case torch.dtype() | torch.layout() | torch.memory_format():
+                return str(value)
+            case _ if isinstance(value, list | tuple) or hasattr(value, "__iter__"):
+                return "[" + ", ".join(self._value(item) for item in value) + "]"
+        raise CaptureError(f"the graph holds {value!r} ({type(value).__name__}), which cannot be printed as Python")
+
+
+_RESERVED = {"self", "torch", "super", "float"}
+
+
+class _Leaf(str):
+    """Source text standing for a value in a structure of results."""
+
+
+def _print_tree(value: Any) -> str:
+    match value:
+        case _Leaf():
+            return str(value)
+        case tuple() if type(value) is tuple:
+            return "(" + "".join(f"{_print_tree(item)}, " for item in value).rstrip() + ")"
+        case list():
+            return "[" + ", ".join(_print_tree(item) for item in value) + "]"
+        case dict():
+            return "{" + ", ".join(f"{key!r}: {_print_tree(item)}" for key, item in value.items()) + "}"
+        case None | bool() | int() | float() | str():
+            return repr(value)
+    raise CaptureError(f"forward returns a {type(value).__name__}, which cannot be printed; return tuples or dicts")
+
+
+def _slot_paths(spec: Any, parameters: list[str]) -> list[str]:
+    """Python expressions that reach each flattened input from forward's arguments."""
+    markers = [_Leaf(i) for i in range(spec.num_leaves)]
+    arguments, keywords = pytree.tree_unflatten(markers, spec)
+    found: dict[str, str] = {}
+
+    def walk(value: Any, path: str) -> None:
+        match value:
+            case _Leaf():
+                found[str(value)] = path
+            case dict():
+                for key, item in value.items():
+                    walk(item, f"{path}[{key!r}]")
+            case list() | tuple():
+                for i, item in enumerate(value):
+                    walk(item, f"{path}[{i}]")
+            case None:
+                return
+            case _:
+                raise CaptureError(f"forward takes a {type(value).__name__}, which cannot be unpacked")
+
+    for name, value in zip(parameters, arguments, strict=True):
+        walk(value, name)
+    for name, value in keywords.items():
+        walk(value, name)
+    return [found[str(i)] for i in range(spec.num_leaves)]
+
+
+def _state(state: State) -> str:
+    if state.value is None:
+        return f'_state(self, "{state.path}")'
+    return f"torch.tensor({state.value.tolist()!r}, dtype={state.value.dtype}, device=next(self.parameters()).device)"
+
+
+def _target(node: fx.Node) -> str:
+    target = node.target
+    namespace, packet = getattr(target, "namespace", None), getattr(target, "overloadpacket", None)
+    if namespace is not None and packet is not None:
+        root = "_aten" if namespace == "aten" else f"torch.ops.{namespace}"
+        return f"{root}.{packet.__name__}.{target._overloadname}"  # type: ignore[union-attr]
+    module = getattr(target, "__module__", "") or ""
+    if module in ("_operator", "operator"):
+        raise CaptureError(f"the graph computes sizes at run time ({node.name}); expected fixed shapes")
+    raise CaptureError(f"the graph calls {target}, which is neither an ATen operator nor a launcher")
