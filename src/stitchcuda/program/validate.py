@@ -25,7 +25,7 @@ alignas alignof and asm auto bool break case catch char class const continue def
 explicit export extern false float for friend goto if inline int long mutable namespace new not nullptr operator
 or private protected public register return short signed sizeof static struct switch template this throw true
 try typedef union unsigned using virtual void volatile while xor
-main stream
+main stream torch ctypes os record_function PROFILE
 """
 _C_WORDS = frozenset(_WORDS.split())
 
@@ -135,9 +135,8 @@ def _check_arguments(launcher: Launcher) -> None:
     for argument in launcher.arguments:
         name = argument.name
         if not _is_c_name(name) or name in seen:
-            raise ProgramError(
-                f"argument {name!r} of launcher {launcher.name} is {'listed twice' if name in seen else 'not a free C name'}"
-            )
+            problem = "listed twice" if name in seen else "not a free C name"
+            raise ProgramError(f"argument {name!r} of launcher {launcher.name} is {problem}; rename it")
         seen.add(name)
         where = f"argument {name} of launcher {launcher.name}"
         if argument.kind == "scalar":

@@ -1,0 +1,142 @@
+"""The compilers: where they are, which they are, and the command lines that turn a source into an object and
+objects into a library. Running them is ``evaluation.build``."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from stitchcuda.errors import ToolMissing
+
+CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
+
+CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-w")
+"""No -ffast-math: it reorders sums and drops NaN and infinity, which strict fp32 must keep."""
+
+NVCC_FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-w", "-Xcompiler", "-fPIC")
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """One compiler and its flags. ``identity`` changes with anything that changes the object code."""
+
+    compiler: str
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    identity: str
+
+    def compile(self, source: str, output: str) -> list[str]:
+        """Command line for one source to one object."""
+        return [self.compiler, *self.compile_flags, "-c", source, "-o", output]
+
+    def link(self, objects: list[str], output: str) -> list[str]:
+        """Command line for objects to one shared library without undefined symbols."""
+        return [self.compiler, "-shared", *objects, *self.link_flags, "-o", output]
+
+
+def cuda_toolchain(arch: str, libraries: tuple[str, ...] = ()) -> Toolchain:
+    """nvcc for an architecture such as ``sm_90``. Raises ToolMissing when there is no nvcc."""
+    nvcc = find_nvcc()
+    number = arch_number(arch)
+    gencode = f"-gencode=arch=compute_{number},code=sm_{number}"
+    link = (gencode, "-cudart", "static", "-Xlinker", "-z", "-Xlinker", "defs", *(f"-l{name}" for name in libraries))
+    return Toolchain(nvcc, (*NVCC_FLAGS, gencode), link, f"{version_of(nvcc)} {version_of(find_cxx())}")
+
+
+def cpu_toolchain(arch: str) -> Toolchain:
+    """g++ for ``-march=ARCH``. Raises ToolMissing when there is no g++.
+
+    Links against the OpenMP runtime that torch has loaded, so that both share one pool of threads: two pools
+    whose idle threads spin fight over the cores.
+    """
+    cxx = find_cxx()
+    features = cpu_features() if arch == "native" else ""
+    runtime = torch_openmp()
+    link: tuple[str, ...] = ("-Wl,-z,defs", "-fopenmp")
+    if runtime is not None:
+        link = ("-Wl,-z,defs", f"-L{runtime.parent}", f"-l:{runtime.name}", "-lpthread", "-lm")
+    return Toolchain(cxx, (*CXX_FLAGS, f"-march={arch}"), link, f"{version_of(cxx)} {features}")
+
+
+def arch_number(arch: str) -> str:
+    """``90a`` for ``sm_90``: the architecture-specific variant where there is one, so that wgmma and the like work."""
+    match = re.fullmatch(r"(?:sm_|compute_)?(\d{2,3})([af]?)", arch)
+    if match is None:
+        raise ToolMissing(f"CUDA architecture {arch!r} is not known; expected sm_NN such as sm_80 or sm_90")
+    number, suffix = match.groups()
+    return number + (suffix or ("a" if int(number) >= 90 else ""))
+
+
+def find_nvcc() -> str:
+    """Path of nvcc: on PATH, under CUDA_HOME, in the usual folders, or in NVIDIA's Python wheels."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), *CUDA_FOLDERS]
+    for home in homes[:2]:
+        if home and os.access(f"{home}/bin/nvcc", os.X_OK):
+            return f"{home}/bin/nvcc"
+    if found := shutil.which("nvcc"):
+        return found
+    for home in homes[2:]:
+        if os.access(f"{home}/bin/nvcc", os.X_OK):
+            return f"{home}/bin/nvcc"
+    specification = importlib.util.find_spec("nvidia")
+    for folder in (specification.submodule_search_locations or []) if specification else []:
+        for path in sorted(Path(folder).glob("*/bin/nvcc")):
+            return str(path)
+    raise ToolMissing(
+        "nvcc is not on this machine (looked on PATH, in CUDA_HOME and /usr/local/cuda); install the CUDA toolkit, "
+        "or run with --target cpu"
+    )
+
+
+def find_cxx() -> str:
+    """Path of the C++ compiler: $CXX, else g++, else c++."""
+    for name in (os.environ.get("CXX", ""), "g++", "c++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise ToolMissing("no C++ compiler is on this machine; install g++ (Debian and Ubuntu: apt install g++)")
+
+
+def version_of(compiler: str) -> str:
+    """The compiler's own version text; asked once per file on disk."""
+    stat = os.stat(compiler)
+    return _version(compiler, stat.st_mtime_ns, stat.st_size)
+
+
+@functools.cache
+def _version(compiler: str, mtime_ns: int, size: int) -> str:
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        raise ToolMissing(f"{compiler} does not run ({error}); repair or reinstall it") from None
+    return done.stdout.strip()
+
+
+@functools.cache
+def cpu_features() -> str:
+    """What -march=native depends on: vendor, family, model and flags of the first CPU."""
+    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
+    except OSError:
+        return ""
+    fields = (line.split(":", 1) for line in text.splitlines() if ":" in line)
+    return ";".join(value.strip() for name, value in fields if name.strip() in wanted)
+
+
+@functools.cache
+def torch_openmp() -> Path | None:
+    """The OpenMP runtime that torch's wheel ships (``libgomp.so.1`` or ``libgomp-HASH.so.1``), if it does."""
+    specification = importlib.util.find_spec("torch")
+    if specification is None or not specification.submodule_search_locations:
+        return None
+    folder = Path(next(iter(specification.submodule_search_locations)))
+    for place in (folder / "lib", folder.parent / "torch.libs"):
+        for path in sorted(place.glob("libgomp*.so*")):
+            return path
+    return None
