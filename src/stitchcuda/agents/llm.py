@@ -1,0 +1,196 @@
+"""Planner, Coder and Verifier played by language models.
+
+``mind`` gives the three roles for the workflow. Importing this file needs no model package; asking does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from stitchcuda.agents.feedback import Feedback, Route
+from stitchcuda.agents.fingerprint import cause, fingerprint
+from stitchcuda.agents.plan import Idea, Plan
+from stitchcuda.agents.prompting import coder_prompt, coder_purpose, planner_prompt, verifier_prompt
+from stitchcuda.agents.providers import check_access
+from stitchcuda.agents.roles import CodeRequest, Mind, PlanRequest, ReplyLog, VerifyRequest
+from stitchcuda.agents.settings import Limits, MindSettings, Role
+from stitchcuda.agents.spending import Estimate, Meter, Spend, estimate
+from stitchcuda.errors import ModelAccessError, ProgramError
+from stitchcuda.program.model import Program
+
+if TYPE_CHECKING:
+    from stitchcuda.agents.asking import Conversation
+
+__all__ = ["Estimate", "LlmCoder", "LlmPlanner", "LlmVerifier", "Spend", "estimate", "mind"]
+
+
+@runtime_checkable
+class SpendingLog(Protocol):
+    """A ReplyLog that knows what the run has spent besides the replies that this process will see again."""
+
+    def spent(self) -> Spend: ...
+
+
+def mind(
+    model: str,
+    *,
+    base_url: str | None = None,
+    log: ReplyLog,
+    settings: MindSettings | None = None,
+    limits: Limits | None = None,
+    notify: Callable[[str], None] | None = None,
+) -> Mind:
+    """The three roles behind ``model`` (PROVIDER:NAME, provider one of openai, anthropic, google).
+
+    ``base_url`` is the address of any server that speaks the provider's protocol, for models of the same provider
+    as ``model``. ``limits`` hold for the whole run; ``notify`` gets a sentence for each wait. Raises StitchError
+    for a bad name or address, ModelAccessError without a key, ToolMissing without the ``llm`` extra; nothing is
+    asked yet.
+    """
+    settings = settings or MindSettings()
+    roles: tuple[Role, ...] = ("planner", "coder", "repair", "verifier")
+    for name in dict.fromkeys([model, *(settings.model_for(role, model) for role in roles)]):
+        check_access(name, base_url if name.partition(":")[0] == model.partition(":")[0] else None)
+    from stitchcuda.agents.asking import Conversation
+
+    meter = Meter(limits or Limits())
+    if isinstance(log, SpendingLog):
+        meter.start_from(log.spent())
+    conversation = Conversation(
+        model, base_url, log=log, settings=settings, meter=meter, notify=notify or (lambda sentence: None)
+    )
+    return Mind(
+        name=model,
+        planner=LlmPlanner(conversation),
+        coder=LlmCoder(conversation),
+        verifier=LlmVerifier(conversation),
+        paid=True,
+    )
+
+
+class LlmPlanner:
+    """Asks for a Plan; ModelAccessError when the model cannot give one."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def plan(self, request: PlanRequest) -> Plan:
+        from stitchcuda.agents.asking import NoUsableAnswer
+
+        try:
+            plan = self._conversation.typed("planner", planner_prompt(request), Plan, _check_plan, persist=True)
+        except NoUsableAnswer as error:
+            raise ModelAccessError(
+                f"{self._conversation.model} gave no usable plan in {1 + self._conversation.settings.reasks} replies: "
+                f"{error}. Resume the run to ask again, or name another model."
+            ) from None
+        return plan.model_copy(update={"ideas": [_without_recipes(idea) for idea in plan.ideas]})
+
+
+class LlmCoder:
+    """Asks for a Program; ProgramError with what was wrong when no reply held one."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def code(self, request: CodeRequest) -> Program:
+        from stitchcuda.agents.asking import NoUsableAnswer
+
+        purpose = coder_purpose(request)
+        base = request.failed if purpose == "repair" else request.program
+
+        def read(text: str) -> Program:
+            try:
+                return read_program(text, base)
+            except ProgramError as error:
+                raise ValueError(str(error)) from None
+
+        try:
+            return self._conversation.text("repair" if purpose == "repair" else "coder", coder_prompt(request), read)
+        except NoUsableAnswer as error:
+            raise ProgramError(
+                f"no usable program in {1 + self._conversation.settings.reasks} replies: {error}"
+            ) from None
+
+
+class LlmVerifier:
+    """Asks for Feedback; falls back to plain rules when the model gives none that can be used."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self._conversation = conversation
+
+    def verify(self, request: VerifyRequest) -> Feedback:
+        from stitchcuda.agents.asking import NoUsableAnswer
+
+        if request.evaluation.status == "infrastructure_error":
+            return plain_feedback(request)
+        routes = allowed_routes(request)
+
+        def check(feedback: Feedback) -> None:
+            if feedback.route not in routes:
+                raise ValueError(
+                    f"route '{feedback.route}' does not fit status {request.evaluation.status}; "
+                    f"expected one of {', '.join(routes)}"
+                )
+
+        try:
+            feedback = self._conversation.typed("verifier", verifier_prompt(request, routes), Feedback, check)
+        except NoUsableAnswer:
+            return plain_feedback(request)
+        return feedback.model_copy(update={"fingerprint": fingerprint(request.evaluation)})
+
+
+def read_program(text: str, base: Program | None) -> Program:
+    """The Program in a reply: edits of ``base`` where it holds SEARCH blocks, whole files over ``base`` otherwise.
+
+    Raises ProgramError with words that a model can act on.
+    """
+    from stitchcuda.program.parse import parse_edits, parse_reply
+    from stitchcuda.program.validate import validate
+
+    if not text.strip():
+        raise ProgramError("The reply is empty; expected the program's files.")
+    edits = base is not None and "<<<<<<< SEARCH" in text
+    program = parse_edits(text, base) if edits else parse_reply(text, base=base)
+    validate(program)
+    return program
+
+
+def allowed_routes(request: VerifyRequest) -> list[Route]:
+    """Routes that fit what was measured: code decides whether a Program is correct, not the model."""
+    if request.evaluation.passed:
+        return ["optimise", "next", "replan", "stop"]
+    return ["retry", "replan"]
+
+
+def plain_feedback(request: VerifyRequest) -> Feedback:
+    """Feedback by rule, for when no model can give it."""
+    evaluation = request.evaluation
+    if evaluation.passed:
+        route: Route = "stop" if request.last_step else "next"
+        return Feedback(
+            route=route,
+            diagnosis="Correct; no diagnosis was given.",
+            evidence=evaluation.message,
+            suggestion="Go on with the plan.",
+        )
+    return Feedback(
+        route="retry",
+        diagnosis=f"{evaluation.status}: {cause(evaluation)}",
+        evidence=evaluation.message,
+        suggestion="Repair the first error.",
+        fingerprint=fingerprint(evaluation),
+    )
+
+
+def _check_plan(plan: Plan) -> None:
+    names = [idea.name for idea in plan.ideas]
+    if len(set(names)) != len(names):
+        raise ValueError("two ideas have the same name; give each its own")
+    if not plan.ideas and not plan.summary.strip():
+        raise ValueError("a plan without ideas must say in its summary why the program cannot be made faster")
+
+
+def _without_recipes(idea: Idea) -> Idea:
+    return idea.model_copy(update={"steps": [step.model_copy(update={"recipes": []}) for step in idea.steps]})

@@ -1,0 +1,269 @@
+"""Requests of the roles rendered as prompts, from the Jinja files in ``prompts``.
+
+Each prompt is a pair: instructions that are equal for a whole run (so that providers can cache them), and the
+message. Lengths are bounded here; what the words say is in the templates.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from stitchcuda.agents.feedback import Route
+from stitchcuda.agents.fingerprint import digest
+from stitchcuda.agents.plan import Step, TensorContract
+from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.program.model import MANIFEST, Program
+from stitchcuda.task.model import TensorFacts
+
+SOURCE_LIMIT = 24_000
+"""Characters of a task's source that are shown."""
+PROGRAM_LIMIT = 32_000
+"""Characters of a program that are shown."""
+
+MEANINGS: dict[Route, str] = {
+    "retry": "the idea stands; this program has a defect that can be repaired",
+    "optimise": "correct; one more change to this step's code promises a gain",
+    "next": "this step has done what it can; go on to the next step",
+    "replan": "the idea is refuted by what was measured, or its defect is beyond repair",
+    "stop": "the program is so near its bound that nothing worth having is left",
+}
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What a model is sent."""
+
+    instructions: str
+    message: str
+
+
+def planner_prompt(request: PlanRequest) -> Prompt:
+    """For a Plan."""
+    baselines = request.baselines or {"eager": request.facts.eager_seconds}
+    best = min(baselines, key=lambda name: baselines[name])
+    message = _render(
+        "planner.j2",
+        task=request.task,
+        facts=request.facts,
+        device=request.device,
+        profile=request.profile,
+        baselines=baselines,
+        best_name=best,
+        best_seconds=baselines[best],
+        attempts=request.attempts,
+        source_limit=SOURCE_LIMIT,
+    )
+    instructions = _render(
+        "planner_system.j2", kind=request.task.target.kind, precision=request.task.precision, source_limit=SOURCE_LIMIT
+    )
+    return Prompt(instructions, message)
+
+
+def coder_prompt(request: CodeRequest) -> Prompt:
+    """For a Program: a draft, an improvement of ``program``, or a repair of ``failed``."""
+    purpose = coder_purpose(request)
+    shown = request.failed if purpose == "repair" else request.program
+    evaluation = request.evaluation
+    message = _render(
+        f"coder_{purpose}.j2",
+        task=request.task,
+        facts=request.facts,
+        device=request.device,
+        idea=request.idea,
+        step=request.step,
+        number=_number(request.idea.steps, request.step),
+        draft=request.draft,
+        program=shown,
+        limit=PROGRAM_LIMIT,
+        evaluation=evaluation,
+        log=_log(evaluation),
+        feedback=request.feedback,
+        attempts=request.attempts,
+        techniques=techniques(request.step, request.task.target.kind),
+        source_limit=SOURCE_LIMIT,
+    )
+    instructions = _render(
+        "coder_system.j2",
+        kind=request.task.target.kind,
+        precision=request.task.precision,
+        edits=purpose != "draft",
+    )
+    return Prompt(instructions, message)
+
+
+def coder_purpose(request: CodeRequest) -> str:
+    """'repair' of a failed program, 'optimise' of a correct one, else 'draft'."""
+    if request.failed is not None and (request.evaluation is None or not request.evaluation.passed):
+        return "repair"
+    if request.program is not None and request.feedback is not None and request.feedback.route == "optimise":
+        return "optimise"
+    return "draft"
+
+
+def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
+    """For Feedback that takes one of ``routes``."""
+    message = _render(
+        "verifier.j2",
+        task=request.task,
+        device=request.device,
+        idea=request.idea,
+        step=request.step,
+        number=_number(request.idea.steps, request.step),
+        program=request.program,
+        limit=20_000,
+        evaluation=request.evaluation,
+        log=_log(request.evaluation),
+        profile=request.profile,
+        reference_profile=request.reference_profile,
+        best_speedup=request.best_speedup,
+        last_step=request.last_step,
+        attempts=request.attempts,
+        source_limit=8_000,
+    )
+    instructions = _render("verifier_system.j2", kind=request.task.target.kind, routes=routes, meanings=MEANINGS)
+    return Prompt(instructions, message)
+
+
+_GRAPH = re.compile(r"(?i)\bcuda ?graphs?\b|\bgraph (?:capture|replay)|\bcaptur\w+ .{0,40}graph|\bin (?:a|one) graph\b")
+_ROWS = re.compile(
+    r"(?i)softmax|layer ?norm|rms ?norm|group ?norm|row[- ](?:wise|reduction)|last[- ]dim|reduction|variance"
+)
+_OVERLAP = re.compile(r"(?i)pinned|overlap\w* .{0,30}cop|cop\w+ .{0,30}overlap|staging|host[- ]resident")
+
+
+def techniques(step: Step, kind: str) -> list[str]:
+    """Templates of the techniques that ``step`` names; an example that the plan did not ask for distracts."""
+    words = " ".join([step.title, step.fusion, step.host, step.acceptance, *step.operators])
+    names = []
+    if kind == "cuda" and _GRAPH.search(words):
+        names.append("_technique_graph.j2")
+    if _ROWS.search(words):
+        names.append(f"_technique_rows_{kind}.j2")
+    if kind == "cuda" and _OVERLAP.search(words):
+        names.append("_technique_overlap.j2")
+    return names
+
+
+def _number(steps: list[Step], step: Step) -> int:
+    return next((i for i, other in enumerate(steps, start=1) if other == step), 1)
+
+
+def _log(evaluation: Evaluation | None) -> str:
+    if evaluation is None or not evaluation.log or evaluation.passed:
+        return ""
+    return digest(evaluation.log)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("stitchcuda.agents", "prompts"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=False,
+        autoescape=False,
+    )
+    environment.filters.update(
+        tensor=_tensor,
+        contract=_contract,
+        seconds=_seconds,
+        bytes=_bytes,
+        rate=_rate,
+        count=_count,
+        percent=lambda share: f"{100 * share:.1f} %",
+        factor=lambda value: f"{value:.2f}x",
+        short=_short,
+        fit=fit,
+        isa=_isa,
+        listing=_listing,
+        language=_language,
+    )
+    return environment
+
+
+def _render(template: str, **values: Any) -> str:
+    kind = values["kind"] if "kind" in values else values["task"].target.kind
+    precision = values["precision"] if "precision" in values else values["task"].precision if "task" in values else ""
+    text = _environment().get_template(template).render({**values, "kind": kind, "precision": precision})
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+
+
+def fit(text: str, limit: int) -> str:
+    """``text`` with its middle left out where it is longer than ``limit`` characters; the cut is marked."""
+    if len(text) <= limit:
+        return text.rstrip()
+    head, tail = limit * 2 // 3, limit // 3
+    left_out = len(text) - head - tail
+    return f"{text[:head].rstrip()}\n# [... {left_out:,} characters left out ...]\n{text[-tail:].lstrip()}"
+
+
+def _listing(program: Program, limit: int) -> Iterator[tuple[str, str]]:
+    """Files in reading order with their text, the manifest last, within ``limit`` characters together."""
+    files = {path: text for path, text in program.files.items() if path != MANIFEST}
+    share = max(2_000, limit // max(1, len(files)))
+    spare = limit - sum(min(len(text), share) for text in files.values())
+    for path in sorted(files, key=lambda name: (name != "program.py", name)):
+        room = share + max(0, spare) if len(files[path]) > share else share
+        yield path, fit(files[path], room)
+    if program.manifest is not None:
+        yield MANIFEST, program.manifest.model_dump_json(exclude_defaults=False)
+
+
+def _language(path: str) -> str:
+    return {"py": "python", "cu": "cuda", "cuh": "cuda", "cpp": "cpp", "h": "cpp", "json": "json"}.get(
+        path.rpartition(".")[2], ""
+    )
+
+
+def _tensor(item: TensorFacts | str) -> str:
+    if isinstance(item, str):
+        return f"the value {_short(item, 120)}"
+    return f"{item.dtype} [{', '.join(map(str, item.shape))}]"
+
+
+def _contract(item: TensorContract) -> str:
+    return f"{item.name}: {item.dtype} [{', '.join(map(str, item.shape))}], {item.layout}"
+
+
+def _short(text: str, limit: int) -> str:
+    flat = " ".join(str(text).split()).replace("|", "/")
+    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
+
+
+def _isa(features: list[str]) -> str:
+    return ", ".join(name for name in features if re.match(r"(avx|fma|sse4|amx|neon|sve|asimd|f16c)", name))
+
+
+def _seconds(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if value * factor >= 1.0 or unit == "µs":
+            return f"{value * factor:.3g} {unit}"
+    raise AssertionError
+
+
+def _bytes(value: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.4g} {unit}"
+        value /= 1024
+    raise AssertionError
+
+
+def _rate(value: float, unit: str) -> str:
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if value < 1000 or prefix == "P":
+            return f"{value:.3g} {prefix}{unit}"
+        value /= 1000
+    raise AssertionError
+
+
+def _count(value: float) -> str:
+    return _rate(value, "").strip()

@@ -1,0 +1,331 @@
+"""One provider request: looked up in the journal, limited, retried, paid once, journaled, repaired for the agent.
+
+This is the only place where a model is called. ``JournaledModel`` sits between pydantic-ai's agent, which asks
+again when a reply does not validate, and the provider's model; each such re-ask is a request of its own here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelHTTPError,
+    UnexpectedModelBehavior,
+    UserError,
+)
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+)
+from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models.wrapper import WrapperModel
+from pydantic_ai.settings import ModelSettings
+
+from stitchcuda.agents.roles import ReplyLog, ReplyRecord, RequestKey
+from stitchcuda.agents.secrets import KEY_VARIABLES, public_url, scrub
+from stitchcuda.agents.settings import MindSettings, Patience
+from stitchcuda.agents.spending import Meter, price, split_model
+from stitchcuda.errors import ModelAccessError
+
+Notify = Callable[[str], None]
+
+LONGEST_OUTPUT_TOKENS = 64_000
+_RETRIED_STATUSES = {408, 409, 425, 429}
+
+
+class UnusableReplies(Exception):
+    """The bounded number of requests of one role call is used up without a usable answer."""
+
+
+class JournaledModel(WrapperModel):
+    """A model whose every reply is in the journal before anyone acts on it.
+
+    Made for one call of one role: ``ordinal`` counts its requests from 0, replayed ones included.
+    """
+
+    def __init__(
+        self,
+        wrapped: Model,
+        *,
+        model: str,
+        address: str,
+        role: str,
+        log: ReplyLog,
+        meter: Meter,
+        settings: MindSettings,
+        most_requests: int,
+        replayed_count: bool,
+        notify: Notify,
+    ) -> None:
+        super().__init__(wrapped)
+        self.model = model
+        self.address = address
+        self.role = role
+        self.log = log
+        self.meter = meter
+        self.role_settings = settings
+        self.most_requests = most_requests
+        self.replayed_count = replayed_count
+        """Whether replayed requests use up ``most_requests``; if not, a resumed run asks on."""
+        self.notify = notify
+        self.ordinal = 0
+        self.live = 0
+        self.truncated = False
+        """The last reply was cut off at its token limit."""
+
+    async def request(
+        self,
+        messages: list[ModelMessage],
+        model_settings: ModelSettings | None,
+        model_request_parameters: ModelRequestParameters,
+    ) -> ModelResponse:
+        used = self.ordinal if self.replayed_count else self.live
+        if used >= self.most_requests:
+            raise UnusableReplies
+        asked: dict[str, Any] = {**(model_settings or {})}
+        if self.truncated and "max_tokens" in asked:
+            asked["max_tokens"] = min(2 * int(asked["max_tokens"]), LONGEST_OUTPUT_TOKENS)
+        key = RequestKey(
+            node=self.log.node,
+            role=self.role,
+            ordinal=self.ordinal,
+            request_hash=request_hash(self.model, messages, asked, model_request_parameters),
+        )
+        record = self.log.find(key)
+        replayed = record is not None
+        if record is None:
+            self.meter.check(_prompt_characters(messages, model_request_parameters))
+            self.live += 1
+            answered = await self._ask(messages, asked, model_request_parameters)
+            record, priced = self._record(key, answered)
+            self.log.append(record)
+        else:
+            priced = price(
+                self.model, record.input_tokens, record.output_tokens, prices=self.role_settings.prices
+            ).known
+        self.meter.add(record, priced=priced, replayed=replayed)
+        response = _load(record)  # the journaled form also when it is new, so that a resumed run sees the same
+        self.ordinal += 1
+        self.truncated = response.finish_reason == "length"
+        return _usable(response, model_request_parameters)
+
+    def _record(self, key: RequestKey, response: ModelResponse) -> tuple[ReplyRecord, bool]:
+        usage = response.usage
+        cost = price(
+            self.model,
+            usage.input_tokens,
+            usage.output_tokens,
+            prices=self.role_settings.prices,
+            cached_tokens=usage.cache_read_tokens,
+        )
+        dumped = scrub(ModelMessagesTypeAdapter.dump_json([response]).decode())
+        record = ReplyRecord(
+            key=key,
+            reply=json.loads(dumped)[0],
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            usd=cost.usd,
+        )
+        return record, cost.known
+
+    async def _ask(
+        self, messages: list[ModelMessage], asked: dict[str, Any], parameters: ModelRequestParameters
+    ) -> ModelResponse:
+        """The reply, after as many tries as patience allows; ModelAccessError when there is none."""
+        patience = self.role_settings.patience
+        wait = patience.first_wait_seconds
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with asyncio.timeout(patience.request_seconds):
+                    return await self.wrapped.request(messages, ModelSettings(**asked), parameters)  # type: ignore[typeddict-item]
+            except ModelHTTPError as error:
+                if error.status_code == 400 and "temperature" in asked and "temperature" in str(error.body):
+                    del asked["temperature"]
+                    continue
+                if not _worth_retrying(error):
+                    raise self._refused(error) from None
+                what, hint = _status_words(error), error.retry_after
+            except TimeoutError:
+                what, hint = f"no reply within {patience.request_seconds:.0f} s", None
+            except (ModelAPIError, UnexpectedModelBehavior) as error:
+                what, hint = _words(error), None
+            except UserError as error:
+                raise ModelAccessError(f"{self.model} cannot be asked: {scrub(str(error))[:300]}") from None
+            except Exception as error:
+                if not _is_transport(error):
+                    raise
+                what, hint = _words(error), None
+            if tries >= patience.attempts or (hint or 0) > patience.longest_retry_after_seconds:
+                raise self._gave_up(what, tries, hint)
+            pause = _pause(wait, hint, patience)
+            self.notify(f"{self.model}: {what}; trying again in {pause:.1f} s ({tries + 1} of {patience.attempts})")
+            await asyncio.sleep(pause)
+            wait *= 2
+
+    def _gave_up(self, what: str, tries: int, hint: float | None) -> ModelAccessError:
+        times = "once" if tries == 1 else f"{tries} times"
+        asked = f" The server asks to wait {hint:.0f} s." if hint else ""
+        return ModelAccessError(
+            f"{self.model} at {self.address} gave no usable answer (tried {times}): {what}.{asked} "
+            "Check that the server is up and the address is right, then resume the run: nothing paid is asked again."
+        )
+
+    def _refused(self, error: ModelHTTPError) -> ModelAccessError:
+        provider, name = split_model(self.model)
+        code = error.status_code
+        if code in (401, 403):
+            names = " or ".join(KEY_VARIABLES[provider])
+            advice = f"Check the key in {names}."
+        elif code == 402 or code == 429:
+            advice = "The account has no credit left for this model; add some, or choose another model."
+        elif code == 404:
+            advice = f"Check the model's name ('{name}') and the address (--base-url normally ends in /v1)."
+        elif "context" in str(error.body) and "length" in str(error.body):
+            advice = "The prompt and the longest allowed reply do not fit the model's context; lower *_output_tokens."
+        elif "tool" in str(error.body):
+            advice = "The server may not serve tool calls; set output_mode to 'prompted' or 'native'."
+        else:
+            advice = "The server refuses this request; its message says why."
+        return ModelAccessError(f"{self.model} at {self.address}: {_status_words(error)}. {advice}")
+
+
+def request_hash(
+    model: str, messages: list[ModelMessage], settings: dict[str, Any], parameters: ModelRequestParameters
+) -> str:
+    """SHA-256 over what is asked of whom; times, ids and addresses are left out, so that a resumed run finds it."""
+    projected = [
+        {
+            "kind": message.kind,
+            "instructions": message.instructions if isinstance(message, ModelRequest) else None,
+            "parts": [
+                {
+                    "kind": part.part_kind,
+                    "content": getattr(part, "content", None),
+                    "tool": getattr(part, "tool_name", None),
+                    "args": getattr(part, "args", None),
+                }
+                for part in message.parts
+            ],
+        }
+        for message in messages
+    ]
+    tools = [
+        (tool.name, tool.description, tool.parameters_json_schema)
+        for tool in [*parameters.function_tools, *parameters.output_tools]
+    ]
+    schema = parameters.output_object.json_schema if parameters.output_object is not None else None
+    asked = {
+        "model": model,
+        "messages": projected,
+        "settings": settings,
+        "tools": tools,
+        "mode": parameters.output_mode,
+        "schema": schema,
+    }
+    return hashlib.sha256(json.dumps(asked, sort_keys=True, default=_plain).encode()).hexdigest()
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseException):
+        return f"{type(value).__name__}: {value}"
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def _load(record: ReplyRecord) -> ModelResponse:
+    message = ModelMessagesTypeAdapter.validate_python([record.reply])[0]
+    assert isinstance(message, ModelResponse)
+    return message
+
+
+def _usable(response: ModelResponse, parameters: ModelRequestParameters) -> ModelResponse:
+    """``response`` in the form that lets the agent ask again instead of giving up.
+
+    A cut-off reply counts as finished (its content is judged), and a JSON object written as text where the one
+    tool should have been called counts as that call.
+    """
+    parts = list(response.parts)
+    calls = any(isinstance(part, ToolCallPart) for part in parts)
+    if not calls and len(parameters.output_tools) == 1:
+        text = "".join(part.content for part in parts if isinstance(part, TextPart))
+        if (found := json_object(text)) is not None:
+            parts = [ToolCallPart(parameters.output_tools[0].name, found, tool_call_id="from_text")]
+    finish = "stop" if response.finish_reason == "length" else response.finish_reason
+    return replace(response, parts=parts, finish_reason=finish)
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """The JSON object that ``text`` is, or holds between its first and last brace; None when there is none."""
+    start, end = text.find("{"), text.rfind("}")
+    if start < 0 or end < start:
+        return None
+    try:
+        found = json.loads(text[start : end + 1], strict=False)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _prompt_characters(messages: list[ModelMessage], parameters: ModelRequestParameters) -> int:
+    size = sum(len(json.dumps(tool.parameters_json_schema)) for tool in parameters.output_tools)
+    for index, message in enumerate(messages):
+        if isinstance(message, ModelRequest) and index == 0:
+            size += len(message.instructions or "")
+        size += sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in message.parts)
+    return size
+
+
+def _worth_retrying(error: ModelHTTPError) -> bool:
+    if "insufficient_quota" in f"{error.provider_error_code} {error.body}":
+        return False
+    return error.status_code in _RETRIED_STATUSES or error.status_code >= 500
+
+
+def _is_transport(error: BaseException) -> bool:
+    """Whether a raw exception of an HTTP library got through an SDK."""
+    return type(error).__module__.partition(".")[0] in (
+        "httpx",
+        "httpx2",
+        "httpcore",
+        "httpcore2",
+        "ssl",
+    ) or isinstance(error, (ConnectionError, OSError))
+
+
+def _status_words(error: ModelHTTPError) -> str:
+    body = error.body if isinstance(error.body, str) else json.dumps(error.body, default=str)
+    return f"HTTP {error.status_code}, {scrub(body)[:200]}"
+
+
+def _words(error: BaseException) -> str:
+    """What went wrong, with the socket's own words where a connection failed."""
+    chain = [error]
+    while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and below not in chain:
+        chain.append(below)
+    outer = str(error).splitlines()[0] if str(error) else type(error).__name__
+    socket_error = next((str(e) or type(e).__name__ for e in reversed(chain) if isinstance(e, OSError)), "")
+    return scrub(f"{outer} ({socket_error})" if socket_error and socket_error not in outer else outer)[:200]
+
+
+def _pause(wait: float, hint: float | None, patience: Patience) -> float:
+    if hint is not None:
+        return hint
+    return min(wait, patience.longest_wait_seconds) * random.uniform(0.8, 1.2)
+
+
+def address_of(model: str, base_url: str | None, default_urls: dict[str, str]) -> str:
+    """The address to show: without user, password or query."""
+    return public_url(base_url or default_urls[split_model(model)[0]])
