@@ -1,0 +1,42 @@
+"""``stitchcuda profile TASK [PROGRAM]``: where the time of a reference, or of a Program, goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("profile")(profile)
+
+
+def profile(
+    task: Annotated[str, typer.Argument(metavar="TASK", help="A .py file, or kernelbench:LEVEL/ID.")],
+    program: Annotated[
+        Path | None, typer.Argument(metavar="[PROGRAM]", help="A .py file or a folder with program.py; none: the task.")
+    ] = None,
+    target: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
+    root: Annotated[Path | None, typer.Option(help="KernelBench's checkout or Parquet folder.")] = None,
+    precision: Annotated[
+        str | None, typer.Option(help="fp32, tf32, fp16 or bf16; default: the task's own, else fp32.")
+    ] = None,
+    top: Annotated[int, typer.Option(min=1, max=20, help="Kernels shown.")] = 12,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the Profile as one JSON object.")] = False,
+) -> None:
+    """Show where the time of a task, or of a program for it, goes, and what binds it.
+
+    One traced pass in the confined runner: busy time, gaps, copies, the longest kernels (on cpu: operators), the
+    bottleneck with its evidence, and the change with the largest predicted gain.
+    """
+    from stitchcuda.profiling.session import profile_once
+
+    found = profile_once(task, program, target=target, root=root, precision=precision)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    from stitchcuda.profiling.table import show
+
+    show(found, title=f"{task}" + (f" with {program}" if program is not None else ""), top=top)
