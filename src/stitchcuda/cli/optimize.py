@@ -1,0 +1,204 @@
+"""``stitchcuda optimize``: a PyTorch program in, a verified faster one out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stitchcuda.workflow.config import RunConfig
+    from stitchcuda.workflow.events import Event, EventSink
+    from stitchcuda.workflow.result import Result
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("optimize")(optimize)
+
+
+def optimize(
+    task: str = typer.Argument(..., metavar="TASK", help="a .py file, or kernelbench:LEVEL/ID"),
+    target: str = typer.Option("auto", help="auto, cuda or cpu"),
+    precision: str | None = typer.Option(None, help="fp32 (strict), tf32, fp16 or bf16; default: the task's own"),
+    root: Path | None = typer.Option(None, help="KernelBench's checkout or Parquet folder"),
+    inputs: Path | None = typer.Option(None, help="real inputs, saved by torch.save"),
+    checkpoint: Path | None = typer.Option(None, help="real weights"),
+    submodule: str | None = typer.Option(None, help="optimise only this part of the model"),
+    model: str = typer.Option("recipes", help="recipes (no key needed), or PROVIDER:NAME"),
+    planner_model: str | None = typer.Option(None, help="another model for the Planner"),
+    coder_model: str | None = typer.Option(None, help="another model for drafts"),
+    repair_model: str | None = typer.Option(None, help="another model for repairs"),
+    verifier_model: str | None = typer.Option(None, help="another model for the Verifier"),
+    base_url: str | None = typer.Option(None, help="an OpenAI-compatible endpoint"),
+    budget: str = typer.Option("standard", help="preset: quick, standard or deep"),
+    iterations: int | None = typer.Option(None, help="at most so many candidate programs, repairs not counted"),
+    seconds: float | None = typer.Option(None, help="at most so much wall time, seconds"),
+    tokens: int | None = typer.Option(None, help="at most so many tokens"),
+    budget_usd: float | None = typer.Option(None, help="at most so many dollars"),
+    target_speedup: float | None = typer.Option(None, help="stop at this speedup over the best stock option"),
+    sol_fraction: float = typer.Option(0.8, help="stop at this fraction of the hardware's bound"),
+    beam: int | None = typer.Option(None, help="ideas kept alive"),
+    drafts: int | None = typer.Option(None, help="drafts per idea"),
+    repairs: int = typer.Option(3, help="repairs per candidate"),
+    replans: int | None = typer.Option(None, help="further plans when the first is used up"),
+    from_program: Path | None = typer.Option(None, "--from", metavar="PROGRAM", help="start from this program"),
+    approve_plan: bool = typer.Option(False, "--approve-plan", help="look at the plan, and edit it, first"),
+    compute: str = typer.Option("local", help="where evaluations run"),
+    confirm: str = typer.Option("publish", help="final check of the best program: publish, screen or none"),
+    out: Path = typer.Option(Path("runs"), help="folder of runs"),
+    yes: bool = typer.Option(False, "--yes", "-y", help="do not ask before paid work"),
+    no_live: bool = typer.Option(False, "--no-live", help="plain lines instead of a live screen"),
+    as_json: bool = typer.Option(False, "--json", help="print the summary object only"),
+) -> None:
+    """Optimise TASK: plan, write, check, measure and profile until a faster program stands or the budget ends."""
+    from stitchcuda.workflow.config import RunConfig
+    from stitchcuda.workflow.run import optimize as start
+
+    config = RunConfig.checked(
+        task=task if task.startswith("kernelbench:") else str(Path(task).resolve()),
+        root=_absolute(root),
+        target=target,
+        precision=precision,
+        inputs=_absolute(inputs),
+        checkpoint=_absolute(checkpoint),
+        submodule=submodule,
+        model=model,
+        planner_model=planner_model,
+        coder_model=coder_model,
+        repair_model=repair_model,
+        verifier_model=verifier_model,
+        base_url=base_url,
+        budget=budget,
+        iterations=iterations,
+        seconds=seconds,
+        tokens=tokens,
+        usd=budget_usd,
+        target_speedup=target_speedup,
+        sol_fraction=sol_fraction,
+        beam=beam,
+        drafts=drafts,
+        repairs=repairs,
+        replans=replans,
+        from_program=_absolute(from_program),
+        approve_plan=approve_plan,
+        compute=compute,
+        confirm=confirm,
+    )
+    if not config.free:
+        _agree_to_pay(config, ask=not (yes or as_json))
+    show(
+        lambda sink: start(config, events=sink, runs=out, ask=ask_for_plan),
+        config,
+        live=not no_live,
+        as_json=as_json,
+    )
+
+
+def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, as_json: bool) -> None:
+    """Do a run with a view on it, print how it ended, and exit as it ended."""
+    from rich.console import Console
+
+    from stitchcuda.errors import StitchError
+    from stitchcuda.report.terminal import TerminalView, result_lines, wants_live
+    from stitchcuda.workflow.run import Interrupted
+
+    console = Console(stderr=as_json)
+    live = live and not as_json and not config.approve_plan and wants_live(console)
+    recorder = _Recorder(TerminalView(console, live=live, limits=config.limits(), paid=not config.free), as_json)
+    try:
+        with recorder.view:
+            result = run(recorder)
+    except Interrupted as stopped:
+        typer.echo(f"{stopped}; go on with: stitchcuda runs resume {stopped.folder}", err=True)
+        raise typer.Exit(128 + stopped.number) from None
+    except StitchError:
+        if recorder.folder is not None and recorder.folder.is_dir():
+            typer.echo(f"go on with: stitchcuda runs resume {recorder.folder}", err=True)
+        raise
+    if as_json:
+        print_json(result.model_dump(mode="json"))
+    else:
+        for line in result_lines(result, recorder.profile):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    raise typer.Exit(result.exit_code)
+
+
+def print_json(data: Any) -> None:
+    """One standard JSON document on stdout."""
+    import json
+
+    from stitchcuda.workflow.result import finite
+
+    typer.echo(json.dumps(finite(data), indent=2))
+
+
+class _Recorder:
+    """Passes events to the view and keeps what the end needs."""
+
+    def __init__(self, view: Any, quiet: bool) -> None:
+        self.view = view
+        self.quiet = quiet
+        self.folder: Path | None = None
+        self.profile: Any = None
+
+    def emit(self, event: Event) -> None:
+        """Pass on."""
+        from stitchcuda.workflow import events
+
+        if isinstance(event, events.RunStarted):
+            self.folder = event.folder
+        elif isinstance(event, events.ProfileTaken) and event.number is None:
+            self.profile = event.profile
+        if not self.quiet:
+            self.view.emit(event)
+
+
+def ask_for_plan(path: Path, waited: bool, problem: str) -> bool:
+    """Let the person at the terminal edit the plan; without a terminal, wait for the run to be resumed."""
+    import os
+    import shlex
+    import subprocess
+
+    from stitchcuda.workflow.approval import later
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return later(path, waited, problem)
+    if problem:
+        typer.echo(f"error: {problem}", err=True)
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR")
+    if editor:
+        subprocess.run([*shlex.split(editor), str(path)], check=False)
+    else:
+        typer.echo(f"The plan is in {path}. Edit it there now if it should be changed.")
+    return typer.confirm("Go on with this plan?", default=True)
+
+
+def _agree_to_pay(config: RunConfig, *, ask: bool) -> None:
+    """Say what the run may cost; ask when somebody is there to answer."""
+    from stitchcuda.agents.budgets import PRESETS
+    from stitchcuda.agents.llm import estimate
+    from stitchcuda.agents.settings import Limits, MindSettings
+
+    limits = config.limits()
+    budget = PRESETS[config.budget].model_copy(
+        update={"candidates": limits.iterations, "tokens": limits.tokens, "usd": limits.usd, "repairs": config.repairs}
+    )
+    settings = MindSettings(
+        planner_model=config.planner_model,
+        coder_model=config.coder_model,
+        repair_model=config.repair_model,
+        verifier_model=config.verifier_model,
+    )
+    cost = estimate(config.model, budget, settings=settings, limits=Limits(tokens=limits.tokens, usd=limits.usd))
+    typer.echo(f"{config.model}: {cost.sentence}", err=True)
+    if ask and sys.stdin.isatty() and not typer.confirm("Go on?", default=True, err=True):
+        raise typer.Exit(1)
+
+
+def _absolute(path: Path | None) -> str | None:
+    return str(path.resolve()) if path is not None else None

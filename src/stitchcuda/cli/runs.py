@@ -1,0 +1,177 @@
+"""``stitchcuda runs``: look at runs, compare what they hold, go on with them, take programs out of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from stitchcuda.program.model import Program
+    from stitchcuda.workflow.folder import RunFolder
+
+runs = typer.Typer(name="runs", help="List, show, compare, resume and export runs.", no_args_is_help=True)
+
+RUN = typer.Argument(..., metavar="RUN", help="a run's folder, its name or a part of it, or 'last'")
+OUT = typer.Option(Path("runs"), "--out", help="folder of runs")
+JSON = typer.Option(False, "--json", help="print one JSON object")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.add_typer(runs)
+
+
+@runs.command("list")
+def list_(out: Path = OUT, as_json: bool = JSON) -> None:
+    """List the runs, newest first."""
+    from dataclasses import asdict
+
+    from stitchcuda.cli.optimize import print_json
+    from stitchcuda.workflow.folder import list_runs
+
+    found = list_runs(out)
+    if as_json:
+        print_json([{**asdict(entry), "path": str(entry.path)} for entry in found])
+        return
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(
+        "run", "task", "status", "over best stock", "over eager", "attempts", "mind", box=None, pad_edge=False
+    )
+    for entry in found:
+        table.add_row(
+            escape(entry.path.name),
+            escape(entry.task),
+            escape(f"{entry.status} ({entry.problem})" if entry.problem else entry.status),
+            f"{entry.over_best:.2f}x" if entry.over_best is not None else "",
+            f"{entry.eager:.2f}x" if entry.eager is not None else "",
+            str(entry.attempts),
+            escape(entry.mind),
+        )
+    Console().print(table if found else f"no runs in {out}")
+
+
+@runs.command("show")
+def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
+    """Show what a run tried and how it ended."""
+    from stitchcuda.cli.optimize import print_json
+    from stitchcuda.workflow.folder import find_run
+    from stitchcuda.workflow.story import read_story
+
+    story = read_story(find_run(run, out))
+    if as_json:
+        print_json(story.model_dump(mode="json"))
+        return
+    from rich.console import Console
+
+    from stitchcuda.report.terminal import attempts_table, profile_lines, result_lines
+
+    console = Console()
+    lines = [f"{story.task} by {story.mind}, {story.status}", f"device: {story.device}"]
+    if story.reference is not None:
+        lines += profile_lines(story.reference, "reference")
+    for plan in story.plans:
+        lines.append(f"plan: {plan.summary}")
+        lines += [f"  - {idea.name}: {', '.join(step.title for step in idea.steps)}" for idea in plan.ideas]
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if story.attempts:
+        console.print(attempts_table(story.attempts, story.best))
+        for attempt in story.attempts:
+            if attempt.diagnosis:
+                console.print(
+                    f"{attempt.number:03d}: {attempt.diagnosis}", markup=False, highlight=False, soft_wrap=True
+                )
+    if story.result is not None:
+        for line in result_lines(story.result, story.reference):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    elif story.status != "running":
+        console.print(f"go on with: stitchcuda runs resume {story.run}", markup=False, soft_wrap=True)
+
+
+@runs.command("diff")
+def diff(
+    run: str = RUN,
+    old: str = typer.Argument("reference", help="a program's number, 'best', or 'reference' (the task)"),
+    new: str = typer.Argument("best", help="a program's number, or 'best'"),
+    out: Path = OUT,
+) -> None:
+    """Show how two programs of a run differ, as a unified diff; exit 1 when they do."""
+    import difflib
+
+    from stitchcuda.workflow.folder import find_run
+
+    folder = find_run(run, out)
+    before, after = _files(folder, old), _files(folder, new)
+    differ = False
+    for path in sorted(before.keys() | after.keys()):
+        lines = difflib.unified_diff(
+            before.get(path, "").splitlines(),
+            after.get(path, "").splitlines(),
+            f"{old}/{path}" if path in before else "/dev/null",
+            f"{new}/{path}" if path in after else "/dev/null",
+            lineterm="",
+        )
+        for line in lines:
+            differ = True
+            typer.echo(line)
+    raise typer.Exit(1 if differ else 0)
+
+
+def _files(folder: RunFolder, which: str) -> dict[str, str]:
+    if which == "reference":
+        return {"program.py": (folder.path / "task.py").read_text(encoding="utf-8")}
+    return folder.load(which).files
+
+
+@runs.command("resume")
+def resume(
+    run: str = RUN,
+    out: Path = OUT,
+    no_live: bool = typer.Option(False, "--no-live", help="plain lines instead of a live screen"),
+    as_json: bool = JSON,
+) -> None:
+    """Go on with a run where it stopped; nothing that its journal holds is done or paid for again."""
+    from stitchcuda.cli.optimize import ask_for_plan
+    from stitchcuda.cli.optimize import show as show_run
+    from stitchcuda.workflow.config import RunConfig
+    from stitchcuda.workflow.folder import CONFIG, find_run
+    from stitchcuda.workflow.run import resume as go_on
+
+    folder = find_run(run, out)
+    config = RunConfig.read(folder.path / CONFIG)
+    show_run(lambda sink: go_on(folder, events=sink, ask=ask_for_plan), config, live=not no_live, as_json=as_json)
+
+
+@runs.command("export")
+def export(
+    run: str = RUN,
+    destination: Path = typer.Argument(..., metavar="TO", help="the .py file to write, or the folder with --package"),
+    package: bool = typer.Option(False, "--package", help="write an importable folder that needs only torch"),
+    which: str = typer.Option("best", "--program", help="a program's number, or 'best'"),
+    force: bool = typer.Option(False, "--force", help="overwrite what is there"),
+    out: Path = OUT,
+) -> None:
+    """Take a program out of a run: a single KernelBench file, or a package that builds itself on first import."""
+    from stitchcuda.errors import StitchError
+    from stitchcuda.workflow.folder import find_run
+
+    program: Program = find_run(run, out).load(which)
+    if destination.exists() and not force:
+        raise StitchError(f"{destination} exists; give another name, or --force to overwrite it.")
+    if package:
+        from stitchcuda.program.export import to_package
+
+        to_package(program, destination)
+    else:
+        from stitchcuda.program.export import to_kernelbench
+
+        if destination.is_dir():
+            raise StitchError(f"{destination} is a folder; a KernelBench file is one .py. For a folder use --package.")
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        destination.write_text(to_kernelbench(program), encoding="utf-8")
+    typer.echo(str(destination))

@@ -1,0 +1,1 @@
+"""How results are shown to people. Nothing here decides anything."""

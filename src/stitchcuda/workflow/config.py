@@ -1,0 +1,171 @@
+"""The settings of a run: typed once, written to the run folder as ``config.toml``, without secrets."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from stitchcuda.agents.budgets import PRESETS, Budget, BudgetName
+from stitchcuda.errors import RunError, StitchError
+from stitchcuda.evaluation.model import Tier
+from stitchcuda.task.model import Precision
+from stitchcuda.workflow.budget import Limits
+
+RECIPES = "recipes"
+"""The model-free mind's name, the default of ``model``."""
+
+RECIPE_LIMITS = Limits(iterations=12, seconds=900, tokens=0, usd=0)
+"""A mind without a model has few ideas and no bill; its bound is only there to end."""
+
+
+class RunConfig(BaseModel):
+    """Everything that decides what a run does, besides the Task. Keys of providers are never part of it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str = Field(description="TASK as given: a path to a .py, or kernelbench:LEVEL/ID")
+    root: str | None = Field(default=None, description="KernelBench's checkout or Parquet folder")
+    target: Literal["auto", "cuda", "cpu"] = Field(default="auto", description="what the program must run on")
+    precision: Precision | None = Field(default=None, description="precision class; None: the task's own, else fp32")
+    inputs: str | None = Field(default=None, description=".pt file of real inputs")
+    checkpoint: str | None = Field(default=None, description="file of real weights")
+    submodule: str | None = Field(default=None, description="optimise only this part of the model")
+
+    model: str = Field(default=RECIPES, description="'recipes', or PROVIDER:NAME")
+    planner_model: str | None = Field(default=None, description="another model for the Planner")
+    coder_model: str | None = Field(default=None, description="another model for the Coder's drafts")
+    repair_model: str | None = Field(default=None, description="another model for the Coder's repairs")
+    verifier_model: str | None = Field(default=None, description="another model for the Verifier")
+    base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint")
+
+    budget: BudgetName = Field(default="standard", description="preset of the four limits below")
+    iterations: int | None = Field(default=None, ge=1, description="candidate programs, repairs not counted")
+    seconds: float | None = Field(default=None, gt=0, description="wall time, seconds")
+    tokens: int | None = Field(default=None, ge=1, description="tokens of model requests")
+    usd: float | None = Field(default=None, gt=0, description="dollars of model requests")
+
+    target_speedup: float | None = Field(
+        default=None, gt=0, description="stop, and answer yes, at this speedup over the best stock option"
+    )
+    sol_fraction: float = Field(
+        default=0.8,
+        gt=0,
+        le=1,
+        description="stop at this fraction of the hardware's bound, if every stock option is beaten",
+    )
+    beam: int | None = Field(
+        default=None, ge=1, le=16, description="ideas kept alive; None: the preset's, or 4 for recipes"
+    )
+    drafts: int | None = Field(
+        default=None, ge=1, le=8, description="drafts per idea; None: the preset's, or 1 for recipes"
+    )
+    repairs: int = Field(default=3, ge=0, le=10, description="repairs of one candidate")
+    replans: int | None = Field(default=None, ge=0, description="further plans; None: 2, or 0 for recipes")
+
+    from_program: str | None = Field(default=None, description="PROGRAM to start from")
+    approve_plan: bool = Field(default=False, description="stop for a look at the plan before anything is written")
+    compute: str = Field(default="local", description="where evaluations run")
+    confirm: Tier | Literal["none"] = Field(
+        default="publish", description="tier of the final check of the best program in fresh processes"
+    )
+
+    @field_validator("compute")
+    @classmethod
+    def _only_local(cls, value: str) -> str:
+        if value != "local":
+            raise ValueError(f"compute '{value}' is not available; use --compute local")
+        return value
+
+    @field_validator("base_url")
+    @classmethod
+    def _no_credentials(cls, value: str | None) -> str | None:
+        if value is not None:
+            parts = urlsplit(value)
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"base URL '{value}' is not an http(s) address")
+            if parts.username or parts.password or parts.query:
+                raise ValueError(
+                    "the base URL carries credentials or a query, which would be written to disk; "
+                    "put the key into the provider's environment variable (such as OPENAI_API_KEY) instead"
+                )
+        return value
+
+    @property
+    def free(self) -> bool:
+        """The mind is model-free."""
+        return self.model == RECIPES
+
+    def limits(self) -> Limits:
+        """The preset with the given overrides."""
+        preset = RECIPE_LIMITS if self.free else _limits(PRESETS[self.budget])
+        given: dict[str, Any] = {
+            name: value
+            for name in ("iterations", "seconds", "tokens", "usd")
+            if (value := getattr(self, name)) is not None
+        }
+        return preset.model_copy(update=given)
+
+    def ideas_kept(self) -> int:
+        """How many branches survive a round."""
+        return self.beam or (4 if self.free else PRESETS[self.budget].ideas)
+
+    def drafts_per_idea(self) -> int:
+        """How many drafts of an idea are written independently."""
+        return self.drafts or (1 if self.free else PRESETS[self.budget].drafts)
+
+    def plans_after_first(self) -> int:
+        """How often the Planner may be asked again."""
+        return self.replans if self.replans is not None else (0 if self.free else 2)
+
+    def to_toml(self) -> str:
+        """The fields that are set, one a line, each with its description above it."""
+        lines = ["# Settings of this run, as it began. Changing them here has no effect on a run that has begun."]
+        for name, field in type(self).model_fields.items():
+            value = getattr(self, name)
+            if value is not None:
+                lines += [f"# {field.description}", f"{name} = {_toml(value)}"]
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def checked(cls, **values: Any) -> RunConfig:
+        """Build from command-line values. Raises StitchError with one sentence when they are not usable."""
+        try:
+            return cls(**values)
+        except ValidationError as error:
+            raise StitchError(_sentence(error)) from None
+
+    @classmethod
+    def read(cls, path: Path) -> RunConfig:
+        """Read ``config.toml``. Raises RunError when it is missing or not valid."""
+        try:
+            return cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise RunError(f"{path.parent} is not a run: it has no {path.name}.") from None
+        except ValidationError as error:
+            raise RunError(f"{path}: {_sentence(error)}") from None
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunError(f"{path} is not valid TOML: {error}") from None
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]).replace("_", "-")
+    return f"{where}: {first['msg'].removeprefix('Value error, ')}."
+
+
+def _toml(value: str | bool | int | float) -> str:
+    """A TOML value; JSON's strings are TOML basic strings once DEL is escaped."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    return repr(value)
+
+
+def _limits(budget: Budget) -> Limits:
+    return Limits(iterations=budget.candidates, seconds=budget.seconds, tokens=budget.tokens, usd=budget.usd)

@@ -1,0 +1,85 @@
+"""What the journal holds of each effect, by kind. Data only; provider replies are ``agents.roles.ReplyRecord``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.plan import Plan
+from stitchcuda.evaluation.model import Evaluation, Timing
+from stitchcuda.hardware.model import Device
+from stitchcuda.profiling.model import Profile
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Task, TaskFacts
+
+
+class _Effect(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Created(_Effect):
+    """The first effect: all that the run was asked."""
+
+    version: int = Field(default=1, description="of the journal's format")
+    stitchcuda: str = Field(description="version of the package that began the run")
+    config: dict[str, Any]
+    task: Task
+    device: Device
+    base: Program | None = Field(default=None, description="the program to start from")
+
+
+class Prepared(_Effect):
+    """The reference ran, and the device's ceilings are known."""
+
+    facts: TaskFacts
+    device: Device
+
+
+class Stocked(_Effect):
+    """Timings of the stock options."""
+
+    timings: dict[str, Timing]
+
+
+class Profiled(_Effect):
+    """A profile, or why there is none."""
+
+    profile: Profile | None = None
+    problem: str = ""
+
+
+class Planned(_Effect):
+    """A Plan, or the limit that kept the Planner from answering."""
+
+    plan: Plan | None = None
+    budget: str = ""
+
+
+class Approved(_Effect):
+    """The Plan as a person left it."""
+
+    plan: Plan
+
+
+class Coded(_Effect):
+    """A Program, or why the answer held none, or the limit that was reached."""
+
+    program: Program | None = None
+    problem: str = ""
+    budget: str = ""
+
+
+class Measured(_Effect):
+    """An Evaluation of the program with this digest."""
+
+    digest: str
+    evaluation: Evaluation
+
+
+class Judged(_Effect):
+    """The Verifier's word, or the limit that was reached."""
+
+    feedback: Feedback | None = None
+    budget: str = ""

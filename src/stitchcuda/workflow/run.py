@@ -1,0 +1,230 @@
+"""Start a run and go on with one: all that is around the state machine (its folder, journal, mind and bench)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from stitchcuda import __version__
+from stitchcuda.agents.roles import Mind
+from stitchcuda.errors import RunError, StitchError
+from stitchcuda.hardware.model import Device
+from stitchcuda.program.files import load_program
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Task
+from stitchcuda.workflow import events
+from stitchcuda.workflow.approval import Ask, approval, later
+from stitchcuda.workflow.bench import Bench, LocalBench
+from stitchcuda.workflow.config import RunConfig
+from stitchcuda.workflow.effects import Created
+from stitchcuda.workflow.events import Notice
+from stitchcuda.workflow.folder import CONFIG, RunFolder
+from stitchcuda.workflow.journal import NAME, Journal
+from stitchcuda.workflow.machine import AwaitingApproval, Machine
+from stitchcuda.workflow.result import Result
+from stitchcuda.workflow.storage import full_disk_is_an_error
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and can be resumed."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(number).name}")
+        self.folder = folder
+        self.number = number
+
+
+def data_folder() -> Path:
+    """Where caches live between runs: STITCHCUDA_CACHE, or the user's cache folder."""
+    given = os.environ.get("STITCHCUDA_CACHE")
+    if given:
+        return Path(given)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stitchcuda"
+
+
+def optimize(
+    config: RunConfig,
+    *,
+    events: events.EventSink,
+    runs: Path = Path("runs"),
+    ask: Ask = later,
+    mind: Mind | None = None,
+    bench: Bench | None = None,
+) -> Result:
+    """Start a run in a new folder under ``runs`` and take it to its end.
+
+    ``mind`` and ``bench`` replace what ``config`` names. Raises StitchError for what cannot be used, before a
+    folder is made; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be resumed.
+    """
+    created = _create(config)
+    folder = RunFolder.new(runs, created.task, config)
+    with Journal.create(folder.path) as journal:
+        try:
+            mind = mind or make_mind(config, journal, events)
+        except StitchError:
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
+        return _drive(folder, journal, created, False, events, ask, mind, bench)
+
+
+def resume(
+    folder: RunFolder,
+    *,
+    events: events.EventSink,
+    ask: Ask = later,
+    mind: Mind | None = None,
+    bench: Bench | None = None,
+) -> Result:
+    """Go on with a run where its journal ends; a finished one gives its result again.
+
+    Raises RunError when the folder is no run, is in use, was edited or is damaged.
+    """
+    config = RunConfig.read(folder.path / CONFIG)
+    if not (folder.path / NAME).exists():
+        Journal.create(folder.path).close()
+    with Journal.open(folder.path) as journal:
+        folder.tidy()
+        finished = folder.summary()
+        if finished is not None:
+            return finished
+        created = None if journal.replaying else _create(config)
+        mind = mind or make_mind(config, journal, events)
+        return _drive(folder, journal, created, True, events, ask, mind, bench)
+
+
+def _create(config: RunConfig) -> Created:
+    """Load all that the run needs from outside, so that it never needs it again."""
+    from stitchcuda.hardware.detect import detect
+    from stitchcuda.task.loader import load_task
+
+    device: Device = detect(config.target)
+    task: Task = load_task(
+        config.task,
+        target=device.target,
+        root=_path(config.root),
+        precision=config.precision,
+        inputs=_path(config.inputs),
+        checkpoint=_path(config.checkpoint),
+        submodule=config.submodule,
+    )
+    base: Program | None = load_program(Path(config.from_program)) if config.from_program else None
+    return Created(stitchcuda=__version__, config=_plain(config), task=task, device=device, base=base)
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+def _plain(config: RunConfig) -> dict[str, object]:
+    return config.model_dump(mode="json", exclude_none=True)
+
+
+def make_mind(config: RunConfig, journal: Journal, sink: events.EventSink) -> Mind:
+    """The mind that the settings name. Raises ModelAccessError for a missing key, StitchError for a wrong name."""
+    if config.free:
+        from stitchcuda.recipes.mind import mind as recipes
+
+        return recipes()
+    from stitchcuda.agents.llm import mind as language_model
+    from stitchcuda.agents.settings import Limits, MindSettings
+
+    limits = config.limits()
+    settings = MindSettings(
+        planner_model=config.planner_model,
+        coder_model=config.coder_model,
+        repair_model=config.repair_model,
+        verifier_model=config.verifier_model,
+    )
+    return language_model(
+        config.model,
+        base_url=config.base_url,
+        log=journal,
+        limits=Limits(tokens=limits.tokens or None, usd=limits.usd or None),
+        settings=settings,
+        notify=lambda sentence: sink.emit(Notice(sentence)),
+    )
+
+
+def _drive(
+    folder: RunFolder,
+    journal: Journal,
+    created: Created | None,
+    resumed: bool,
+    sink: events.EventSink,
+    ask: Ask,
+    mind: Mind,
+    bench: Bench | None,
+) -> Result:
+    """Run the machine over the journal, with signals turned into an orderly stop."""
+
+    def produce() -> Created:
+        if created is None:
+            raise RunError(f"{folder.path} does not say what it is about; start a new run.")
+        return created
+
+    with _stopped_in_order(folder.path), full_disk_is_an_error(folder.path), contextlib.ExitStack() as stack:
+        begun = journal.effect("created", Created, produce)
+        config = RunConfig.model_validate(begun.config)
+        if config != RunConfig.read(folder.path / CONFIG):
+            raise RunError(
+                f"{folder.path / CONFIG} was changed since the run began, so what is in the journal does not fit it. "
+                "Put it back, or start a new run with the new settings and --from the best program."
+            )
+        sink.emit(events.RunStarted(folder.path, begun.task, mind.name, resumed))
+        if bench is None:
+            bench = stack.enter_context(LocalBench(data_folder()))
+        machine = Machine(
+            config,
+            begun.task,
+            begun.device,
+            journal=journal,
+            folder=folder,
+            bench=bench,
+            mind=mind,
+            sink=sink,
+            approve=approval(folder, resumed=resumed, ask=ask),
+            base=begun.base,
+        )
+        try:
+            return machine.run()
+        except AwaitingApproval as waiting:
+            return Result(
+                status="awaiting_approval",
+                message=f"The plan is in {waiting}: edit it, then `stitchcuda runs resume {folder.path}`.",
+                task=begun.task.name,
+                origin=begun.task.origin,
+                target=begun.device.target.kind,
+                device=begun.device.name,
+                precision=begun.task.precision,
+                mind=mind.name,
+                run=str(folder.path),
+                spent=machine.spent,
+            )
+
+
+@contextlib.contextmanager
+def _stopped_in_order(folder: Path) -> Iterator[None]:
+    """Raise Interrupted on SIGINT and SIGTERM, so that every child is ended on the way out; a second one is not waited
+    for. Does nothing outside of the main thread, where Python takes no signals."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_DFL)
+        raise Interrupted(folder, number)
+
+    try:
+        before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)

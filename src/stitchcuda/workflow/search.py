@@ -1,0 +1,272 @@
+"""Which program to write next: branches over ideas and drafts, bounded repairs, stagnation. Pure decisions on data;
+who writes, runs and judges programs is the state machine's business.
+
+A branch is one draft of one idea, working through the idea's steps. In a round every open branch gets one turn: an
+attempt and, where it fails, its repairs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.plan import Idea, Plan, Step
+from stitchcuda.agents.roles import Attempt
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.profiling.model import Profile
+from stitchcuda.program.model import Program
+from stitchcuda.workflow.result import NOISE, score
+
+FLAT_ATTEMPTS = 2
+"""Attempts on one step without gain after which the branch goes on to its next step."""
+FLAT_ROUNDS_SWITCH = 2
+"""Rounds without gain after which an idea about another bottleneck gets a branch."""
+FLAT_ROUNDS_REPLAN = 3
+"""Rounds without gain after which the Planner is asked again."""
+FRESH_EVERY = 3
+"""Every so many rounds an idea not tried yet gets a branch: exploration beside exploitation."""
+PATIENCE = 12
+"""Candidates without gain, after the first correct one, at which the search ends."""
+SHOWN = 4
+"""Past attempts that a mind sees."""
+
+AfterTurn = Literal["repair", "turn_over"]
+AfterRound = Literal["again", "replan", "stop"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A program that was written and evaluated."""
+
+    number: int
+    idea: str
+    step: str
+    program: Program
+    evaluation: Evaluation
+    profile: Profile | None = None
+
+    @property
+    def score(self) -> float:
+        """What it is ranked by; 0 when not correct."""
+        return score(self.evaluation)
+
+
+@dataclass
+class Branch:
+    """One draft of one idea on its way through the idea's steps."""
+
+    idea: Idea
+    draft: int
+    best: Trial | None = None
+    """The correct program that the branch builds on."""
+    step_index: int = 0
+    failed: Trial | None = None
+    """The program under repair."""
+    feedback: Feedback | None = None
+    evaluation: Evaluation | None = None
+    """What the feedback is about."""
+    repairs: int = 0
+    fingerprints: set[str] = field(default_factory=set)
+    flat: int = 0
+    tried: int = 0
+    open: bool = True
+    own: bool = False
+    """``best`` was written by this branch, not given to it."""
+
+    @property
+    def step(self) -> Step:
+        """What the next attempt works on."""
+        return self.idea.steps[self.step_index]
+
+    @property
+    def repairing(self) -> bool:
+        """The next attempt repairs the last one, and is no new candidate."""
+        return self.repairs > 0
+
+    def next_step(self) -> None:
+        """Go on; past the last step the branch is done."""
+        self.failed = self.feedback = self.evaluation = None
+        self.repairs = self.flat = 0
+        self.fingerprints.clear()
+        if self.step_index + 1 < len(self.idea.steps):
+            self.step_index += 1
+        else:
+            self.open = False
+
+
+def fingerprint(evaluation: Evaluation | None, message: str) -> str:
+    """Equal for equal causes: the status and the message with numbers, addresses and paths taken out."""
+    status = evaluation.status if evaluation else "no_program"
+    plain = re.sub(r"0x[0-9a-f]+|\d+(\.\d+)?(e[+-]?\d+)?|/\S+", "", message.lower())
+    return hashlib.sha256(f"{status}\0{plain}".encode()).hexdigest()[:16]
+
+
+class Search:
+    """The state of the search and its decisions."""
+
+    def __init__(self, *, beam: int, drafts: int, repairs: int, base: Trial | None = None) -> None:
+        self.beam = beam
+        self.drafts = drafts
+        self.repairs = repairs
+        self.base = base if base is not None and base.evaluation.passed else None
+        self.rejected_base = base if self.base is None else None
+        """A start program that is not correct: the first drafts repair it."""
+        self.best: Trial | None = self.base
+        self.correct: list[Trial] = [self.base] if self.base else []
+        self.branches: list[Branch] = []
+        self.rounds = 0
+        self.stale = 0
+        """Candidates since the last gain."""
+        self.enough = False
+        """The Verifier said that nothing more is to be gained from the best program."""
+        self._spare: deque[Idea] = deque()
+        self._turns: deque[Branch] = deque()
+        self._flat_rounds = 0
+        self._round_best = self.best.score if self.best else 0.0
+        self._known: set[str] = set()
+
+    def adopt(self, plan: Plan) -> int:
+        """Open branches for a new Plan's ideas and drop those of the last; ideas that were tried do not count.
+
+        Returns how many ideas are new.
+        """
+        fresh = []
+        for idea in plan.ideas:
+            key = hashlib.sha256(idea.model_dump_json(include={"name", "steps"}).encode()).hexdigest()
+            if key not in self._known:
+                self._known.add(key)
+                fresh.append(idea)
+        for branch in self.branches:
+            branch.open = False
+        self._spare = deque(fresh[self.beam :])
+        self._flat_rounds = 0
+        self.rounds = 0
+        self._turns.clear()
+        for idea in fresh[: self.beam]:
+            for draft in range(self.drafts):
+                self._open(idea, draft)
+        return len(fresh)
+
+    def _open(self, idea: Idea, draft: int) -> None:
+        branch = Branch(idea, draft, best=self.best)
+        if self.best is None and self.rejected_base is not None:
+            bad = self.rejected_base
+            branch.failed, branch.evaluation = bad, bad.evaluation
+            branch.feedback = Feedback(
+                route="retry",
+                diagnosis=f"The program to start from is not usable: {bad.evaluation.message}",
+                evidence=bad.evaluation.log or bad.evaluation.message,
+                suggestion="Repair it, keeping what works.",
+                fingerprint=fingerprint(bad.evaluation, bad.evaluation.message),
+            )
+        self.branches.append(branch)
+        self._turns.append(branch)
+
+    def next(self) -> Branch | None:
+        """The branch whose turn it is; None when the round is over."""
+        while self._turns:
+            branch = self._turns.popleft()
+            if branch.open:
+                return branch
+        return None
+
+    def settle(self, branch: Branch, trial: Trial | None, feedback: Feedback) -> AfterTurn:
+        """Take in a judged attempt (``trial`` None: no program came of it) and say what the branch does next."""
+        branch.tried += 1
+        if not branch.repairing:
+            self.stale += 1
+        if trial is not None and trial.evaluation.passed:
+            self._settle_correct(branch, trial, feedback)
+            return "turn_over"
+        return self._settle_failed(branch, trial, feedback)
+
+    def _settle_correct(self, branch: Branch, trial: Trial, feedback: Feedback) -> None:
+        self.correct.append(trial)
+        before = branch.best.score if branch.best else 0.0
+        gain = trial.score > before * (1 + NOISE)
+        if self.best is None or trial.score > self.best.score:
+            if self.best is None or trial.score > self.best.score * (1 + NOISE):
+                self.stale = 0
+            self.best = trial
+        if trial.score >= before * (1 - NOISE):
+            branch.best, branch.own = trial, True
+        branch.failed = None
+        branch.repairs = 0
+        branch.fingerprints.clear()
+        branch.flat = 0 if gain else branch.flat + 1
+        branch.feedback, branch.evaluation = feedback, trial.evaluation
+        match feedback.route:
+            case "next":
+                branch.next_step()
+            case "replan":
+                self._drop(branch.idea)
+            case "stop":
+                branch.open = False
+                self.enough = self.enough or self.best is trial
+            case "retry" | "optimise" if branch.flat >= FLAT_ATTEMPTS:
+                branch.next_step()
+
+    def _settle_failed(self, branch: Branch, trial: Trial | None, feedback: Feedback) -> AfterTurn:
+        evaluation = trial.evaluation if trial else None
+        mark = feedback.fingerprint or fingerprint(evaluation, feedback.diagnosis)
+        if feedback.route == "replan":
+            self._drop(branch.idea)
+            return "turn_over"
+        if feedback.route == "stop":
+            branch.open = False
+            return "turn_over"
+        if mark in branch.fingerprints or branch.repairs >= self.repairs:
+            if branch.own:
+                branch.next_step()
+            else:
+                branch.open = False
+            return "turn_over"
+        branch.fingerprints.add(mark)
+        branch.repairs += 1
+        branch.failed, branch.feedback, branch.evaluation = trial, feedback, evaluation
+        return "repair"
+
+    def _drop(self, idea: Idea) -> None:
+        """The idea is refuted: close all its branches."""
+        for branch in self.branches:
+            if branch.idea is idea:
+                branch.open = False
+
+    def end_round(self) -> AfterRound:
+        """Prune, watch for stagnation and give the open branches their next turns."""
+        self.rounds += 1
+        now = self.best.score if self.best else 0.0
+        self._flat_rounds = 0 if now > self._round_best * (1 + NOISE) else self._flat_rounds + 1
+        self._round_best = now
+        if self.enough or (self.best is not None and self.stale >= PATIENCE):
+            return "stop"
+        alive = [b for b in self.branches if b.open]
+        ranked = sorted(alive, key=lambda b: -(b.best.score if b.best else 0.0))
+        for branch in ranked[self.beam :]:
+            branch.open = False
+        self._turns = deque(b for b in alive if b.open)
+        fresh = self._flat_rounds == FLAT_ROUNDS_SWITCH or self.rounds % FRESH_EVERY == 0 or not self._turns
+        if self._flat_rounds >= FLAT_ROUNDS_REPLAN:
+            return "replan"
+        if fresh and self._spare:
+            self._open(self._spare.popleft(), 0)
+        return "again" if self._turns else "replan"
+
+    def go_on(self) -> bool:
+        """No further plan is to be had: use what is left of this one. False when nothing is."""
+        while self._spare:
+            self._open(self._spare.popleft(), 0)
+        return bool(self._turns)
+
+
+def shown(attempts: list[Attempt]) -> list[Attempt]:
+    """The attempts that a mind sees: the two fastest correct ones and the latest others, in order."""
+    fastest = sorted((a for a in attempts if a.status == "correct"), key=lambda a: -(a.over_best or a.speedup or 0.0))[
+        : SHOWN // 2
+    ]
+    latest = [a for a in reversed(attempts) if a not in fastest][: SHOWN - len(fastest)]
+    return sorted(fastest + latest, key=lambda a: a.number)
