@@ -34,8 +34,9 @@ def baseline(
 ) -> None:
     """Measure every stock option (eager, CUDA graph, torch.compile) on each task.
 
-    Every option runs under the protocol that programs are judged by: fresh inputs on every call, outputs that
-    outlive later calls, the same precision class. Exit status 1 when a task could not be measured.
+    Each runs under the protocol that programs are judged by: fresh inputs
+    on every call, outputs that outlive later calls, one precision class.
+    Exit status 1 when a task could not be measured.
     """
     import json
 

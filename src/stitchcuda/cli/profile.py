@@ -28,12 +28,23 @@ def profile(
 ) -> None:
     """Show where the time of a task, or of a program for it, goes, and what binds it.
 
-    One traced pass in the confined runner: busy time, gaps, copies, the longest kernels (on cpu: operators), the
-    bottleneck with its evidence, and the change with the largest predicted gain.
+    One traced pass in the confined runner: busy time, gaps, copies,
+    the longest kernels (on cpu: operators), the bottleneck with its
+    evidence, and the change with the largest predicted gain.
     """
-    from stitchcuda.profiling.session import profile_once
+    from stitchcuda.cli._session import open_session
+    from stitchcuda.profiling.profiler import profile as summarise
+    from stitchcuda.program.files import load_program
 
-    found = profile_once(task, program, target=target, root=root, precision=precision)
+    written = load_program(program) if program is not None else None
+    with open_session(task, target=target, root=root, precision=precision) as session:
+        found = summarise(
+            session.evaluator.trace(written),
+            subject="reference" if written is None else "program",
+            device=session.device,
+            facts=session.facts,
+            precision=session.task.precision,
+        )
     if as_json:
         typer.echo(found.model_dump_json(indent=2))
         return
