@@ -1,0 +1,281 @@
+"""The loop: what is tried in which order, what ends it, and what it reports."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.agents.plan import Idea
+from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.program.files import load_program
+from stitchcuda.program.model import Program
+from stitchcuda.workflow.machine import AwaitingApproval
+from stitchcuda.workflow.states import TRANSITIONS, State
+from tests.workflow.world import Ear, ToyBench, ToyMind, config, go, idea, new_folder, program, words
+
+
+def test_a_run_goes_from_the_reference_to_a_confirmed_program(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("fuse")]], {"fuse/one": ["correct 1.5"]})
+    folder, bench, ear = new_folder(tmp_path, config()), ToyBench(), Ear()
+    result = go(folder, mind, bench=bench, ear=ear)
+    assert (result.status, result.number, result.over_best, result.tier) == ("correct", 1, 1.5, "publish")
+    assert result.exit_code == 0
+    assert bench.asked == [
+        "inspect",
+        "baselines",
+        "profile reference",
+        "evaluate screen correct 1.5",
+        "profile correct 1.5",
+        "evaluate publish correct 1.5",
+    ]
+    assert words(load_program(folder.best)) == "correct 1.5"
+    assert json.loads((folder.path / "summary.json").read_text())["status"] == "correct"
+    assert (folder.path / "programs" / "001.json").is_file()
+    assert (folder.path / "profiles" / "reference.json").is_file()
+
+
+def test_every_state_passed_through_is_allowed_by_the_table(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["wrong x", "correct 1.1"], "b/one": ["correct 1.2"]})
+    ear = Ear()
+    go(new_folder(tmp_path, config()), mind, ear=ear)
+    states = [State(name) for name in ear.states()]
+    assert all(after in TRANSITIONS[before] for before, after in pairwise(states))
+    assert states[0] is State.PREPARE
+    assert states[-1] is State.REPORT
+
+
+def test_the_faster_of_two_ideas_is_kept(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["correct 1.6"], "b/one": ["correct 1.3"]})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert (result.number, result.over_best, result.attempts) == (1, 1.6, 2)
+
+
+def test_steps_build_on_the_program_of_the_step_before(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a", ["x", "y"])]], {"a/x": ["correct 1.2"], "a/y": ["correct 1.4"]})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert result.over_best == 1.4
+    built_on = mind.code_requests[1].program
+    assert built_on is not None
+    assert words(built_on) == "correct 1.2"
+
+
+def test_a_failed_program_is_repaired_with_its_feedback(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a")]], {"a/one": ["wrong first", "build second", "correct 1.2"]})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert (result.status, result.number) == ("correct", 3)
+    assert result.spent.iterations == 1, "repairs are not candidates"
+    repair = mind.code_requests[1]
+    assert repair.feedback is not None
+    assert repair.feedback.diagnosis == "diagnosis of wrong first"
+    assert repair.failed is not None
+
+
+def test_repairs_end_at_three_and_at_the_second_equal_failure(tmp_path: Path) -> None:
+    distinct = ToyMind([[idea("a")]], {"a/one": [f"wrong {n}" for n in range(9)]})
+    assert go(new_folder(tmp_path, config()), distinct).attempts == 4
+    equal = ToyMind([[idea("a")]], {"a/one": ["wrong same", "wrong same"]})
+    result = go(new_folder(tmp_path, config()), equal)
+    assert result.attempts == 2
+    assert (result.status, result.exit_code) == ("nothing_correct", 1)
+
+
+def test_an_answer_without_a_program_is_a_failed_attempt(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["nothing"], "b/one": ["correct 1.2"]})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert result.status == "correct"
+    assert result.attempts == 3, "asked again once, then the equal failure ends it"
+
+
+def test_a_program_that_does_not_hold_in_fresh_processes_gives_way_to_the_next(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["correct 2.0 flaky"], "b/one": ["correct 1.2"]})
+    result = go(new_folder(tmp_path, config(sol_fraction=1.0)), mind, settings=config(sol_fraction=1.0))
+    assert (result.status, result.over_best) == ("correct", 1.2)
+
+
+def test_nothing_holds_when_all_fail_the_final_check(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.3 flaky"]})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert (result.status, result.best, result.exit_code) == ("nothing_correct", None, 1)
+
+
+def test_the_target_ends_the_search_and_decides_the_answer(tmp_path: Path) -> None:
+    ideas = [idea("a"), idea("b")]
+    table = {"a/one": ["correct 1.5"], "b/one": ["correct 1.9"]}
+    settings = config(target_speedup=1.4)
+    result = go(new_folder(tmp_path, settings), ToyMind([ideas], table), settings=settings)
+    assert (result.attempts, result.target_met, result.exit_code) == (1, True, 0)
+    settings = config(target_speedup=3)
+    result = go(new_folder(tmp_path, settings), ToyMind([ideas], table), settings=settings)
+    assert (result.status, result.target_met, result.exit_code) == ("correct", False, 1)
+
+
+def test_the_speed_of_light_ends_the_search(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["correct 4.5"], "b/one": ["correct 1.1"]})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert result.attempts == 1
+    assert "hardware's bound" in result.stopped
+
+
+def test_the_budget_of_candidates_ends_the_search(tmp_path: Path) -> None:
+    settings = config(iterations=2)
+    mind = ToyMind([[idea("a", list("uvwxyz"))]], {f"a/{s}": [f"correct 1.{n}"] for n, s in enumerate("uvwxyz", 1)})
+    result = go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert (result.spent.iterations, result.over_best) == (2, 1.2)
+    assert "2 candidates" in result.stopped
+
+
+def test_a_plan_without_ideas_ends_with_no_rewrite(tmp_path: Path) -> None:
+    result = go(new_folder(tmp_path, config()), ToyMind([[]], {}))
+    assert (result.status, result.exit_code, result.attempts) == ("no_rewrite", 0, 0)
+    assert result.seconds == {"eager": 0.010, "compile": 0.008}
+
+
+def test_only_slower_programs_mean_no_gain(tmp_path: Path) -> None:
+    result = go(new_folder(tmp_path, config()), ToyMind([[idea("a")]], {"a/one": ["correct 0.5"]}))
+    assert (result.status, result.exit_code, result.number) == ("no_gain", 1, 1)
+
+
+def test_repeated_failure_asks_for_another_plan_that_sees_what_was_tried(tmp_path: Path) -> None:
+    settings = config(replans=1)
+    table = {"a/one": ["wrong 1", "wrong 1"], "b/one": ["correct 1.3"]}
+    mind = ToyMind([[idea("a")], [idea("b")]], table)
+    result = go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert (result.status, result.over_best) == ("correct", 1.3)
+    assert [a.status for a in mind.plan_requests[1].attempts] == ["wrong_output", "wrong_output"]
+
+
+def test_a_second_plan_of_the_same_ideas_ends_the_search(tmp_path: Path) -> None:
+    settings = config(replans=5)
+    mind = ToyMind([[idea("a")]], {"a/one": ["wrong 1"]})
+    result = go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert mind.asked.count("plan") == 2
+    assert "not tried" in result.stopped
+
+
+def test_a_refuted_idea_is_dropped_whole(tmp_path: Path) -> None:
+    settings = config(drafts=2)
+    table = {"a/one": ["correct 1.01", "correct 1.02"], "b/one": ["correct 1.3", "correct 1.2"]}
+    mind = ToyMind([[idea("a"), idea("b")]], table, routes={"correct 1.01": "replan"})
+    go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert mind.asked.count("code a/one") == 1
+
+
+def test_stop_is_heard_once_every_idea_had_its_first_turn(tmp_path: Path) -> None:
+    table = {"a/one": ["correct 1.8"], "b/one": ["correct 1.3"], "b/two": ["correct 1.4"]}
+    mind = ToyMind([[idea("a"), idea("b", ["one", "two"])]], table, routes={"correct 1.8": "stop"})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert [a for a in mind.asked if a.startswith("code")] == ["code a/one", "code b/one"]
+    assert "nothing more to gain" in result.stopped
+
+
+def test_flat_rounds_bring_in_an_idea_that_waits(tmp_path: Path) -> None:
+    settings = config(beam=1)
+    table = {"a/one": ["correct 1.2", "correct 1.201", "correct 1.202", "correct 1.203"], "b/one": ["correct 1.5"]}
+    routes = dict.fromkeys(table["a/one"], "optimise")
+    mind = ToyMind([[idea("a"), idea("b")]], table, routes=routes)  # type: ignore[arg-type]
+    result = go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert result.over_best == 1.5
+    assert "code b/one" in mind.asked
+
+
+def test_at_most_four_attempts_are_shown(tmp_path: Path) -> None:
+    steps = list("uvwxyz")
+    mind = ToyMind([[idea("a", steps)]], {f"a/{s}": [f"correct 1.{n}"] for n, s in enumerate(steps, 1)})
+    go(new_folder(tmp_path, config()), mind)
+    shown = [[a.number for a in r.attempts] for r in mind.code_requests]
+    assert max(map(len, shown)) == 4
+    assert shown[-1] == [2, 3, 4, 5]
+
+
+def test_an_equal_program_is_not_measured_twice(tmp_path: Path) -> None:
+    bench = ToyBench()
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["correct 1.2"], "b/one": ["correct 1.2"]})
+    go(new_folder(tmp_path, config()), mind, bench=bench)
+    assert bench.asked.count("evaluate screen correct 1.2") == 1
+
+
+def test_a_start_program_is_number_zero_and_the_base(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.4"]})
+    result = go(new_folder(tmp_path, config()), mind, base=program("correct 1.1"))
+    assert (result.number, result.attempts) == (1, 2)
+    given = mind.code_requests[0].program
+    assert given is not None
+    assert words(given) == "correct 1.1"
+
+
+def test_the_start_program_wins_when_nothing_beats_it(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.05"]})
+    result = go(new_folder(tmp_path, config()), mind, base=program("correct 1.1"))
+    assert (result.status, result.number, result.over_best) == ("correct", 0, 1.1)
+
+
+def test_a_broken_start_program_is_repaired_first(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.4"]})
+    go(new_folder(tmp_path, config()), mind, base=program("wrong from the start"))
+    first = mind.code_requests[0]
+    assert first.failed is not None
+    assert first.feedback is not None
+    assert "start from" in first.feedback.diagnosis
+
+
+def test_the_machines_failures_are_tried_once_more_and_never_scored(tmp_path: Path) -> None:
+    class Failing(ToyBench):
+        left = 1
+
+        def evaluate(self, program: Program, tier: Tier) -> Evaluation:
+            evaluation = super().evaluate(program, tier)
+            if self.left:
+                self.left -= 1
+                return evaluation.model_copy(update={"status": "infrastructure_error"})
+            return evaluation
+
+    table = {"a/one": ["correct 1.2"]}
+    folder = new_folder(tmp_path, config())
+    assert go(folder, ToyMind([[idea("a")]], table), bench=Failing()).status == "correct"
+
+    twice = Failing()
+    twice.left = 2
+    folder = new_folder(tmp_path, config())
+    with pytest.raises(InfrastructureError, match="twice"):
+        go(folder, ToyMind([[idea("a")]], table), bench=twice)
+    assert go(folder, ToyMind([[idea("a")]], table), bench=twice, resumed=True).status == "correct"
+
+
+def test_an_approved_plan_is_what_is_followed(tmp_path: Path) -> None:
+    settings = config(approve_plan=True)
+    folder = new_folder(tmp_path, settings)
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["correct 1.1"], "b/one": ["correct 1.2"]})
+    with pytest.raises(AwaitingApproval):
+        go(folder, mind, settings=settings)
+    plan = json.loads(folder.plan(0).read_text())
+    plan["ideas"] = plan["ideas"][1:]
+    folder.plan(0).write_text(json.dumps(plan))
+    result = go(folder, mind, settings=settings, resumed=True)
+    assert (result.attempts, result.over_best) == (1, 1.2)
+    assert mind.asked.count("plan") == 1
+
+
+def test_a_plan_that_was_edited_wrongly_is_shown_again(tmp_path: Path) -> None:
+    settings = config(approve_plan=True)
+    folder = new_folder(tmp_path, settings)
+    problems: list[str] = []
+
+    def ask(path: Path, waited: bool, problem: str) -> bool:
+        problems.append(problem)
+        whole = json.dumps({"summary": "s", "bottleneck": "b", "ideas": [_idea_data("b")]})
+        path.write_text(whole if problem else "{}")
+        return True
+
+    mind = ToyMind([[idea("a")]], {"b/one": ["correct 1.2"]})
+    assert go(folder, mind, settings=settings, ask=ask).status == "correct"
+    assert problems[0] == ""
+    assert "summary" in problems[1]
+
+
+def _idea_data(name: str) -> object:
+    written: Idea = idea(name)
+    return written.model_dump(mode="json")

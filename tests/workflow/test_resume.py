@@ -1,0 +1,132 @@
+"""Resuming: a run that was stopped anywhere ends as if it had not been, and repeats nothing that its journal holds."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.workflow.folder import RunFolder, find_run, list_runs
+from stitchcuda.workflow.journal import NAME, read_records
+from stitchcuda.workflow.result import Result
+from stitchcuda.workflow.story import read_story
+from tests.workflow.world import Ear, ToyBench, ToyMind, config, go, idea, new_folder
+
+SETTINGS = config(replans=1)
+
+
+def toy() -> ToyMind:
+    """Repairs, a step that builds on another, a dead idea and a second plan."""
+    return ToyMind(
+        plans=[[idea("a", ["x", "y"]), idea("b")], [idea("c")]],
+        programs={
+            "a/x": ["wrong 1", "correct 1.2"],
+            "a/y": ["build 2", "correct 1.4"],
+            "b/one": ["nothing", "nothing"],
+            "c/one": ["correct 1.3"],
+        },
+    )
+
+
+def verdicts(folder: RunFolder) -> list[tuple[int, str, str]]:
+    story = read_story(folder)
+    return [(a.number, a.status, a.diagnosis) for a in story.attempts]
+
+
+def without_clock(result: Result) -> dict[str, object]:
+    data = result.model_dump()
+    data["spent"]["seconds"] = 0
+    return {name: value for name, value in data.items() if name not in ("run", "best", "message")}
+
+
+class Killed(BaseException):
+    """As sudden as a kill within one process can be."""
+
+
+def test_a_run_cut_at_any_line_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    whole = new_folder(tmp_path, SETTINGS)
+    undisturbed = go(whole, toy(), settings=SETTINGS)
+    journal = (whole.path / NAME).read_bytes()
+    ends = [n + 1 for n, byte in enumerate(journal) if byte == ord("\n")]
+    draw = random.Random(7)
+    cuts = [0, *ends, *draw.sample(range(len(journal)), 40)]
+    for cut in cuts:
+        folder = new_folder(tmp_path, SETTINGS)
+        (folder.path / NAME).write_bytes(journal[:cut])
+        done = [r for r in read_records(folder.path / NAME)[0] if r.kind in ("plan", "program", "feedback")]
+        mind = toy()
+        result = go(folder, mind, settings=SETTINGS, resumed=True)
+        assert without_clock(result) == without_clock(undisturbed)
+        assert verdicts(folder) == verdicts(whole)
+        assert len(mind.asked) + len(done) == len(toy_questions(whole)), "a mind was asked what the journal holds"
+
+
+def toy_questions(folder: RunFolder) -> list[str]:
+    return [r.node for r in read_records(folder.path / NAME)[0] if r.kind in ("plan", "program", "feedback")]
+
+
+@pytest.mark.parametrize("moment", range(1, 12))
+def test_a_mind_that_dies_in_the_middle_costs_only_that_question(tmp_path: Path, moment: int) -> None:
+    whole = new_folder(tmp_path, SETTINGS)
+    undisturbed = go(whole, toy(), settings=SETTINGS)
+    mind = toy()
+    left = moment
+
+    def die(what: str) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise Killed
+
+    mind.before = die
+    folder = new_folder(tmp_path, SETTINGS)
+    with pytest.raises(Killed):
+        go(folder, mind, settings=SETTINGS)
+    result = go(folder, mind, settings=SETTINGS, resumed=True)
+    assert without_clock(result) == without_clock(undisturbed)
+    assert mind.asked == _asked_undisturbed(tmp_path)
+
+
+def _asked_undisturbed(tmp_path: Path) -> list[str]:
+    mind = toy()
+    go(new_folder(tmp_path, SETTINGS), mind, settings=SETTINGS)
+    return mind.asked
+
+
+def test_nothing_is_measured_again_on_resume(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path, SETTINGS)
+    go(folder, toy(), settings=SETTINGS)
+    bench, ear = ToyBench(), Ear()
+    go(folder, toy(), settings=SETTINGS, bench=bench, ear=ear, resumed=True)
+    assert bench.asked == []
+
+
+def test_runs_are_listed_whatever_lies_beside_them(tmp_path: Path) -> None:
+    done = new_folder(tmp_path, SETTINGS)
+    go(done, toy(), settings=SETTINGS)
+    damaged = new_folder(tmp_path, SETTINGS)
+    (damaged.path / NAME).write_bytes(b"{}\n{}\n")
+    unfinished = new_folder(tmp_path, SETTINGS)
+    strange = new_folder(tmp_path, SETTINGS)
+    (strange.path / "config.toml").write_bytes(b"\xff\xfe = [")
+    summary = new_folder(tmp_path, SETTINGS)
+    (summary.path / "summary.json").write_text("{")
+    (tmp_path / "holiday photos").mkdir()
+    (tmp_path / "file").write_text("")
+    found = {entry.path.name: entry.status for entry in list_runs(tmp_path)}
+    assert found == {
+        done.path.name: "correct",
+        damaged.path.name: "damaged",
+        unfinished.path.name: "interrupted",
+        strange.path.name: "damaged",
+        summary.path.name: "damaged",
+        "holiday photos": "not a run",
+    }
+
+
+def test_a_run_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path, SETTINGS)
+    assert find_run(folder.path.name[-4:], tmp_path).path == folder.path
+    assert find_run("last", tmp_path).path == folder.path
+    assert find_run(str(folder.path), Path("elsewhere")).path == folder.path
