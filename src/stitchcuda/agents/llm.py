@@ -13,6 +13,7 @@ from stitchcuda.agents.fingerprint import cause, fingerprint
 from stitchcuda.agents.plan import Idea, Plan
 from stitchcuda.agents.prompting import coder_prompt, coder_purpose, planner_prompt, verifier_prompt
 from stitchcuda.agents.providers import check_access
+from stitchcuda.agents.reading import read_program
 from stitchcuda.agents.roles import CodeRequest, Mind, PlanRequest, ReplyLog, VerifyRequest
 from stitchcuda.agents.settings import Limits, MindSettings, Role
 from stitchcuda.agents.spending import Estimate, Meter, Spend, estimate
@@ -97,12 +98,11 @@ class LlmCoder:
     def code(self, request: CodeRequest) -> Program:
         from stitchcuda.agents.asking import NoUsableAnswer
 
-        purpose = coder_purpose(request)
-        base = request.failed if purpose == "repair" else request.program
+        purpose, base = coder_purpose(request)
 
         def read(text: str) -> Program:
             try:
-                return read_program(text, base)
+                return read_program(text, base, request.task.target.kind)
             except ProgramError as error:
                 raise ValueError(str(error)) from None
 
@@ -139,22 +139,6 @@ class LlmVerifier:
         except NoUsableAnswer:
             return plain_feedback(request)
         return feedback.model_copy(update={"fingerprint": fingerprint(request.evaluation)})
-
-
-def read_program(text: str, base: Program | None) -> Program:
-    """The Program in a reply: edits of ``base`` where it holds SEARCH blocks, whole files over ``base`` otherwise.
-
-    Raises ProgramError with words that a model can act on.
-    """
-    from stitchcuda.program.parse import parse_edits, parse_reply
-    from stitchcuda.program.validate import validate
-
-    if not text.strip():
-        raise ProgramError("The reply is empty; expected the program's files.")
-    edits = base is not None and "<<<<<<< SEARCH" in text
-    program = parse_edits(text, base) if edits else parse_reply(text, base=base)
-    validate(program)
-    return program
 
 
 def allowed_routes(request: VerifyRequest) -> list[Route]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -26,6 +26,8 @@ SOURCE_LIMIT = 24_000
 """Characters of a task's source that are shown."""
 PROGRAM_LIMIT = 32_000
 """Characters of a program that are shown."""
+
+Purpose = Literal["draft", "optimise", "repair"]
 
 MEANINGS: dict[Route, str] = {
     "retry": "the idea stands; this program has a defect that can be repaired",
@@ -68,8 +70,7 @@ def planner_prompt(request: PlanRequest) -> Prompt:
 
 def coder_prompt(request: CodeRequest) -> Prompt:
     """For a Program: a draft, an improvement of ``program``, or a repair of ``failed``."""
-    purpose = coder_purpose(request)
-    shown = request.failed if purpose == "repair" else request.program
+    purpose, shown = coder_purpose(request)
     evaluation = request.evaluation
     message = _render(
         f"coder_{purpose}.j2",
@@ -80,6 +81,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         step=request.step,
         number=_number(request.idea.steps, request.step),
         draft=request.draft,
+        heading="Your step",
         program=shown,
         limit=PROGRAM_LIMIT,
         evaluation=evaluation,
@@ -98,13 +100,15 @@ def coder_prompt(request: CodeRequest) -> Prompt:
     return Prompt(instructions, message)
 
 
-def coder_purpose(request: CodeRequest) -> str:
-    """'repair' of a failed program, 'optimise' of a correct one, else 'draft'."""
-    if request.failed is not None and (request.evaluation is None or not request.evaluation.passed):
-        return "repair"
-    if request.program is not None and request.feedback is not None and request.feedback.route == "optimise":
-        return "optimise"
-    return "draft"
+def coder_purpose(request: CodeRequest) -> tuple[Purpose, Program | None]:
+    """'repair' of a failed program, 'optimise' of a correct one, else 'draft'; and the program that it starts from."""
+    correct = request.evaluation is not None and request.evaluation.passed
+    if request.failed is not None and not correct:
+        return "repair", request.failed
+    subject = request.failed or request.program
+    if subject is not None and request.feedback is not None and request.feedback.route == "optimise":
+        return "optimise", subject
+    return "draft", request.program
 
 
 def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
@@ -125,6 +129,7 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         best_speedup=request.best_speedup,
         last_step=request.last_step,
         attempts=request.attempts,
+        heading="The step that it implements",
         source_limit=8_000,
     )
     instructions = _render("verifier_system.j2", kind=request.task.target.kind, routes=routes, meanings=MEANINGS)
@@ -181,7 +186,7 @@ def _environment() -> Environment:
         percent=lambda share: f"{100 * share:.1f} %",
         factor=lambda value: f"{value:.2f}x",
         short=_short,
-        fit=fit,
+        fit=lambda text, limit: _quoted(fit(text, limit)),
         isa=_isa,
         listing=_listing,
         language=_language,
@@ -193,7 +198,16 @@ def _render(template: str, **values: Any) -> str:
     kind = values["kind"] if "kind" in values else values["task"].target.kind
     precision = values["precision"] if "precision" in values else values["task"].precision if "task" in values else ""
     text = _environment().get_template(template).render({**values, "kind": kind, "precision": precision})
-    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
+    text = re.sub(r"\n+(?=#{2,3} )", "\n\n", text)
+    return re.sub(r"\n{3,}", "\n\n", text).replace(_KEPT_NEWLINE, "\n").strip() + "\n"
+
+
+_KEPT_NEWLINE = "\ue000"
+"""Stands for the newlines of quoted files while blank lines are tidied: edits must find a file's exact text."""
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\n", _KEPT_NEWLINE)
 
 
 def fit(text: str, limit: int) -> str:
@@ -212,7 +226,7 @@ def _listing(program: Program, limit: int) -> Iterator[tuple[str, str]]:
     spare = limit - sum(min(len(text), share) for text in files.values())
     for path in sorted(files, key=lambda name: (name != "program.py", name)):
         room = share + max(0, spare) if len(files[path]) > share else share
-        yield path, fit(files[path], room)
+        yield path, _quoted(fit(files[path], room))
     if program.manifest is not None:
         yield MANIFEST, program.manifest.model_dump_json(exclude_defaults=False)
 

@@ -104,7 +104,6 @@ class JournaledModel(WrapperModel):
             request_hash=request_hash(self.model, messages, asked, model_request_parameters),
         )
         record = self.log.find(key)
-        replayed = record is not None
         if record is None:
             self.meter.check(_prompt_characters(messages, model_request_parameters))
             self.live += 1
@@ -115,7 +114,7 @@ class JournaledModel(WrapperModel):
             priced = price(
                 self.model, record.input_tokens, record.output_tokens, prices=self.role_settings.prices
             ).known
-        self.meter.add(record, priced=priced, replayed=replayed)
+        self.meter.add(record, priced=priced)
         response = _load(record)  # the journaled form also when it is new, so that a resumed run sees the same
         self.ordinal += 1
         self.truncated = response.finish_reason == "length"

@@ -76,17 +76,14 @@ class Meter:
         self.limits = limits
         self._records: dict[RequestKey, tuple[ReplyRecord, bool]] = {}
         self._before = Spend()
-        self._replays_known = False
 
     def start_from(self, spend: Spend) -> None:
-        """Count what the journal holds already, so that replayed replies do not count again."""
+        """Count what this meter will not see: replies to requests that a resumed run does not make again."""
         self._before = spend
-        self._replays_known = True
 
-    def add(self, record: ReplyRecord, *, priced: bool, replayed: bool = False) -> None:
-        """Count one reply; an equal key counts once."""
-        if not (replayed and self._replays_known):
-            self._records[record.key] = (record, priced)
+    def add(self, record: ReplyRecord, *, priced: bool) -> None:
+        """Count one reply, new or replayed; an equal key counts once."""
+        self._records[record.key] = (record, priced)
 
     @property
     def spend(self) -> Spend:

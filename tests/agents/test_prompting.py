@@ -1,0 +1,216 @@
+"""What the prompts hold, how long they are, and that every piece of code in them builds and is right."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.agents import Feedback
+from stitchcuda.agents.prompting import (
+    PROGRAM_LIMIT,
+    Prompt,
+    coder_prompt,
+    fit,
+    planner_prompt,
+    techniques,
+    verifier_prompt,
+)
+from stitchcuda.agents.reading import read_program
+from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import TensorFacts
+from tests.agents.support import (
+    PROGRAM_SOURCE,
+    SOURCE,
+    attempts,
+    code_request,
+    device,
+    evaluation,
+    facts,
+    native_program,
+    plan_request,
+    profile,
+    program,
+    step,
+    task,
+    verify_request,
+)
+
+INPUT_TOKENS = 24_000
+OPTIMISE = Feedback(route="optimise", diagnosis="d" * 500, evidence="e" * 500, suggestion="s" * 500)
+RETRY = OPTIMISE.model_copy(update={"route": "retry"})
+
+
+def tokens(prompt: Prompt) -> float:
+    return (len(prompt.instructions) + len(prompt.message)) / CHARACTERS_PER_TOKEN
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_no_prompt_of_a_huge_task_is_longer_than_24k_tokens(kind: str) -> None:
+    huge = task(kind, source=SOURCE + "# filler\n" * 30_000)
+    large = native_program(kind, lines=20_000)
+    many = facts(inputs=[TensorFacts(shape=(1, 2, 3, 4), dtype="float32")] * 60)
+    failing = evaluation("build_failed", log="kernels.cu(7): error: no\n" * 50 + "x" * 10_000)
+    wanted = step().model_copy(update={"host": "CUDA graph; pinned staging overlapped with copies"})
+    shared = {"task": huge, "facts": many, "attempts": attempts(30), "step": wanted}
+    prompts = {
+        "planner": planner_prompt(
+            plan_request(kind, task=huge, facts=many, attempts=attempts(30), profile=profile(kernels=20))
+        ),
+        "draft": coder_prompt(code_request(kind, **shared, program=large)),
+        "repair": coder_prompt(code_request(kind, **shared, failed=large, evaluation=failing, feedback=RETRY)),
+        "optimise": coder_prompt(
+            code_request(kind, **shared, program=large, evaluation=evaluation(), feedback=OPTIMISE)
+        ),
+        "verifier": verifier_prompt(
+            verify_request(
+                kind, task=huge, program=large, evaluation=failing, profile=profile(kernels=20), attempts=attempts(30)
+            ),
+            ["retry", "replan"],
+        ),
+    }
+    assert {name: round(tokens(prompt)) for name, prompt in prompts.items() if tokens(prompt) > INPUT_TOKENS} == {}
+
+
+def test_an_ordinary_request_is_lean() -> None:
+    assert tokens(planner_prompt(plan_request("cuda"))) < 2_500
+    assert tokens(coder_prompt(code_request("cuda"))) < 5_000
+    assert tokens(verifier_prompt(verify_request("cuda"), ["next"])) < 2_500
+
+
+def test_the_planner_sees_source_shapes_timeline_and_the_time_to_beat() -> None:
+    message = planner_prompt(plan_request("cuda")).message
+    for words in (
+        "torch.softmax",
+        "float32 [4096, 1024]",
+        "NVIDIA H200",
+        "memory_bound",
+        "The one to beat: compile, 3 ms",
+    ):
+        assert words in message
+
+
+def test_at_most_four_past_attempts_are_shown_the_latest_ones() -> None:
+    message = planner_prompt(plan_request(attempts=attempts(9))).message
+    assert re.findall(r"- program (\d)", message) == ["5", "6", "7", "8"]
+
+
+def test_train_mode_is_said_and_folding_forbidden_where_it_would_be_wrong() -> None:
+    source = SOURCE.replace("self.scale = scale", "self.norm = nn.BatchNorm1d(8)")
+    training = coder_prompt(code_request(task=task(source=source))).message
+    evaluating = coder_prompt(code_request(task=task(source=source), facts=facts(training=False))).message
+    assert "Do not fold BatchNorm" in training
+    assert "Do not fold BatchNorm" not in evaluating
+    assert "eval mode" in evaluating
+
+
+@pytest.mark.parametrize(("precision", "words"), [("fp32", "strict"), ("tf32", "may use TF32"), ("bf16", "bfloat16")])
+def test_the_precision_class_is_part_of_the_rules(precision: str, words: str) -> None:
+    request = code_request("cuda", task=task("cuda", precision=precision))
+    assert words in coder_prompt(request).instructions
+
+
+def test_techniques_are_shown_only_where_the_step_names_them() -> None:
+    plain = step().model_copy(update={"host": "", "operators": ["mul", "add"], "title": "fuse", "fusion": "one kernel"})
+    assert techniques(plain, "cuda") == []
+    assert techniques(step(), "cuda") == ["_technique_graph.j2", "_technique_rows_cuda.j2"]
+    assert techniques(step(), "cpu") == ["_technique_rows_cpu.j2"]
+    copies = plain.model_copy(update={"host": "pinned staging buffers"})
+    assert techniques(copies, "cuda") == ["_technique_overlap.j2"]
+
+
+def test_a_program_is_quoted_exactly_so_that_edits_match() -> None:
+    spaced = PROGRAM_SOURCE.replace("\n\n", "\n\n\n\n")
+    message = coder_prompt(
+        code_request(failed=program(**{"program.py": spaced}), evaluation=evaluation("crashed"), feedback=RETRY)
+    ).message
+    assert spaced.strip() in message
+
+
+def test_a_failure_shows_status_error_pattern_and_digest() -> None:
+    wrong = coder_prompt(code_request(failed=program(), evaluation=evaluation("wrong_output"), feedback=RETRY)).message
+    assert "first at [0, 1020]: got 0, expected 0.0012" in wrong
+    log = "note: noise\n" * 400 + "kernels.cu(12): error: identifier 'foo' is undefined\n" + "after\n" * 400
+    failed = evaluation("build_failed", log=log)
+    broken = coder_prompt(code_request(failed=program(), evaluation=failed, feedback=RETRY)).message
+    assert "identifier 'foo' is undefined" in broken
+    assert broken.count("note: noise") == 1
+
+
+def test_another_draft_is_asked_to_differ() -> None:
+    assert "draft 2" in coder_prompt(code_request(draft=1)).message
+    assert "draft" not in coder_prompt(code_request(draft=0)).message
+
+
+def test_a_cut_in_the_middle_is_marked() -> None:
+    cut = fit("a" * 1000 + "b" * 1000, 300)
+    assert len(cut) < 400
+    assert "left out" in cut
+    assert fit("short", 300) == "short"
+    assert PROGRAM_LIMIT > 10_000
+
+
+def test_prompts_use_no_word_of_the_implementation() -> None:
+    everything = ""
+    for kind in ("cuda", "cpu"):
+        for prompt in (planner_prompt(plan_request(kind)), coder_prompt(code_request(kind))):
+            everything += prompt.instructions + prompt.message
+    assert not re.search(r"(?i)stitch|pydantic|kineto|oracle|journal", everything)
+
+
+def example(kind: str) -> Program:
+    """The example in the Coder's instructions, read as a reply is read."""
+    instructions = coder_prompt(code_request(kind)).instructions
+    start = instructions.index("## A complete example")
+    end = instructions.index("## Frequent mistakes")
+    return read_program(instructions[start:end], None, "cuda" if kind == "cuda" else "cpu")
+
+
+def test_the_cpu_example_builds_runs_and_is_as_accurate_as_eager(tmp_path: Path) -> None:
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++")
+    from stitchcuda.evaluation.build import build
+
+    built = build(example("cpu"), device().target, cache=tmp_path)
+    assert built.ok, built.log
+    check = """
+import torch, sys
+sys.path.insert(0, sys.argv[1])
+from program import ModelNew
+torch.manual_seed(0)
+with torch.no_grad():
+    model = ModelNew(67)
+    x, gate = 30 * torch.randn(5, 3, 67), torch.randn(5, 3, 67)
+    x[0, 0, :3] = torch.tensor([float("nan"), float("inf"), 0.0])
+    for inputs in ((x[1:], gate[1:]), (x, gate)):
+        got = model(*inputs)
+        wide = torch.nn.functional.silu(model.double().linear(inputs[0].double())) * inputs[1].double()
+        eager = torch.nn.functional.silu(model.float().linear(inputs[0])) * inputs[1]
+        assert torch.equal(got.isnan(), eager.isnan())
+        finite = torch.isfinite(wide)
+        error = ((got - wide)[finite].norm() / wide[finite].norm()).item()
+        own = ((eager - wide)[finite].norm() / wide[finite].norm()).item()
+        assert error < 2 * own + 1e-7, (error, own)
+"""
+    done = subprocess.run([sys.executable, "-c", check, str(built.folder)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cuda_example_and_the_row_technique_compile(tmp_path: Path) -> None:
+    if shutil.which("nvcc") is None:
+        pytest.skip("needs nvcc")
+    request = code_request("cuda")
+    technique = re.search(r"```cuda\n(__device__.*?)```", coder_prompt(request).message, re.DOTALL)
+    assert technique is not None
+    uses = "__global__ void use(float* x) { x[threadIdx.x] = block_sum(x[threadIdx.x]); }\n"
+    (tmp_path / "example.cu").write_text(example("cuda").files["kernels.cu"])
+    (tmp_path / "technique.cu").write_text(technique.group(1) + uses)
+    for source in ("example.cu", "technique.cu"):
+        command = ["nvcc", "-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-cubin", "-o", "out.cubin", source]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stdout + done.stderr

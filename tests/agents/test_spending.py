@@ -1,0 +1,44 @@
+"""Prices, estimates and budget presets."""
+
+from __future__ import annotations
+
+import pytest
+
+from stitchcuda.agents.budgets import PRESETS
+from stitchcuda.agents.settings import Limits, MindSettings, Prices
+from stitchcuda.agents.spending import estimate, price
+
+
+def test_a_users_price_is_believed_over_the_list() -> None:
+    own = {"openai:gpt-5": Prices(input_usd_per_mtok=1, output_usd_per_mtok=2)}
+    assert price("openai:gpt-5", 1_000_000, 500_000, prices=own).usd == pytest.approx(2.0)
+
+
+def test_known_models_have_prices_and_unknown_ones_say_so() -> None:
+    pytest.importorskip("genai_prices")
+    assert price("openai:gpt-5", 1_000_000, 0, prices={}).usd > 0
+    unknown = price("openai:my-own-model", 1_000_000, 0, prices={})
+    assert (unknown.usd, unknown.known) == (0.0, False)
+
+
+def test_an_estimate_grows_with_the_budget_and_names_the_limit() -> None:
+    prices = {"openai:m": Prices(input_usd_per_mtok=1, output_usd_per_mtok=4)}
+    settings = MindSettings(prices=prices)
+    quick, deep = (estimate("openai:m", PRESETS[name], settings=settings) for name in ("quick", "deep"))
+    assert quick.usd is not None
+    assert deep.usd is not None
+    assert 0 < quick.usd < deep.usd
+    assert quick.requests == 1 + 10 + 7 + 17
+    assert "stops at $0.50" in quick.sentence
+
+
+def test_an_estimate_without_a_price_says_which_model_has_none() -> None:
+    cost = estimate("openai:my-own-model", PRESETS["quick"], limits=Limits(tokens=1000))
+    assert cost.usd is None
+    assert "price unknown for openai:my-own-model" in cost.sentence
+
+
+def test_presets_grow() -> None:
+    quick, standard, deep = PRESETS["quick"], PRESETS["standard"], PRESETS["deep"]
+    for field in ("candidates", "seconds", "tokens", "usd", "rounds"):
+        assert getattr(quick, field) < getattr(standard, field) < getattr(deep, field)
