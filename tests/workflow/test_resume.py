@@ -102,6 +102,24 @@ def test_nothing_is_measured_again_on_resume(tmp_path: Path) -> None:
     assert bench.asked == []
 
 
+def test_a_run_that_used_its_budget_goes_on_with_a_larger_one(tmp_path: Path) -> None:
+    steps = list("uvwxyz")
+
+    def climbing() -> ToyMind:
+        return ToyMind([[idea("a", steps)]], {f"a/{s}": [f"correct 1.{n}"] for n, s in enumerate(steps, 1)})
+
+    settings = config(iterations=2)
+    folder = new_folder(tmp_path, settings)
+    assert go(folder, climbing(), settings=settings).over_best == 1.2
+    more = settings.limits().model_copy(update={"iterations": 4})
+    mind = climbing()
+    assert go(folder, mind, settings=settings, resumed=True, more=more).over_best == 1.4
+    assert [a for a in mind.asked if a.startswith("code")] == ["code a/w", "code a/x"]
+    again = climbing()
+    assert go(folder, again, settings=settings, resumed=True, more=more).over_best == 1.4
+    assert again.asked == []
+
+
 def test_runs_are_listed_whatever_lies_beside_them(tmp_path: Path) -> None:
     done = new_folder(tmp_path, SETTINGS)
     go(done, toy(), settings=SETTINGS)

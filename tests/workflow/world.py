@@ -20,6 +20,7 @@ from stitchcuda.program.model import ENTRY, Program
 from stitchcuda.task.model import Target, Task, TaskFacts
 from stitchcuda.workflow import events
 from stitchcuda.workflow.approval import Ask, approval, later
+from stitchcuda.workflow.budget import Limits
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.journal import Journal
@@ -216,6 +217,7 @@ def go(
     base: Program | None = None,
     ask: Ask = later,
     resumed: bool = False,
+    more: Limits | None = None,
 ) -> Result:
     """Start or resume a toy run; all journaled effects are served."""
     with Journal.open(folder.path) as journal:
@@ -230,5 +232,6 @@ def go(
             sink=ear or Ear(),
             approve=approval(folder, resumed=resumed, ask=ask),
             base=base,
+            more=more,
         )
         return machine.run()

@@ -98,8 +98,14 @@ class LocalBench:
         from stitchcuda.profiling.profiler import profile
 
         evaluator = self._open()
-        _, _, device = self._known()
-        return profile(evaluator.trace(program), subject="reference" if program is None else "program", device=device)
+        task, facts, device = self._known()
+        return profile(
+            evaluator.trace(program),
+            subject="reference" if program is None else "program",
+            device=device,
+            facts=facts,
+            precision=task.precision,
+        )
 
     def _known(self) -> tuple[Task, TaskFacts, Device]:
         if self._about is None:

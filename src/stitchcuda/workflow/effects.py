@@ -13,6 +13,7 @@ from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
+from stitchcuda.workflow.budget import Limits
 
 
 class _Effect(BaseModel):
@@ -69,6 +70,12 @@ class Coded(_Effect):
     program: Program | None = None
     problem: str = ""
     budget: str = ""
+
+
+class Extended(_Effect):
+    """New limits for a run that had come to its end."""
+
+    limits: Limits
 
 
 class Measured(_Effect):

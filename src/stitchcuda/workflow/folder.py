@@ -173,8 +173,9 @@ def listed(path: Path) -> Listed:
         return Listed(path, "not a run", problem=f"no {journals.NAME}")
     try:
         config = RunConfig.read(path / CONFIG)
+        records = journals.read_records(path / journals.NAME)[0] if (path / journals.NAME).is_file() else []
         result = RunFolder(path).summary()
-        if result is not None:
+        if result is not None and records and journals.ends(records[-1]):
             return Listed(
                 path,
                 result.status,
@@ -184,7 +185,6 @@ def listed(path: Path) -> Listed:
                 eager=result.speedup.get("eager"),
                 attempts=result.attempts,
             )
-        records = journals.read_records(path / journals.NAME)[0] if (path / journals.NAME).is_file() else []
     except (StitchError, OSError) as error:
         return Listed(path, "damaged", problem=str(error))
     task = next((str(r.data["task"]["name"]) for r in records if r.kind == "created"), config.task)

@@ -84,6 +84,11 @@ def read_records(path: Path) -> tuple[list[Record], int]:
     return records, length
 
 
+def ends(record: Record) -> bool:
+    """After this record a run is done."""
+    return record.kind == "state" and record.data.get("to") == "done"
+
+
 def _verified(path: Path, number: int, raw: bytes, previous: str) -> Record:
     try:
         line = json.loads(raw)
@@ -184,6 +189,21 @@ class Journal:
     def replaying(self) -> bool:
         """The next effect comes from the journal."""
         return self.served < len(self._effects)
+
+    @property
+    def upcoming(self) -> str:
+        """Kind of the next effect that will be served; empty when the next one is live."""
+        return self._effects[self.served].kind if self.replaying else ""
+
+    @property
+    def ended(self) -> bool:
+        """The run came to its end; nothing was begun after it."""
+        last = self._effects[-1] if self._effects else None
+        return last is not None and ends(last)
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The newest journaled effect of this kind."""
+        return next((r.data for r in reversed(self._effects) if r.kind == kind), None)
 
     def effect(self, kind: str, model: type[Model], produce: Callable[[], Model]) -> Model:
         """The result of an effect: as journaled, or by ``produce()`` and then journaled durably.

@@ -21,9 +21,19 @@ from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
 from stitchcuda.workflow import events
 from stitchcuda.workflow.bench import Bench
-from stitchcuda.workflow.budget import Spent
+from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.config import RunConfig
-from stitchcuda.workflow.effects import Approved, Coded, Judged, Measured, Planned, Prepared, Profiled, Stocked
+from stitchcuda.workflow.effects import (
+    Approved,
+    Coded,
+    Extended,
+    Judged,
+    Measured,
+    Planned,
+    Prepared,
+    Profiled,
+    Stocked,
+)
 from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.journal import Journal
 from stitchcuda.workflow.result import NOISE, Best, Result
@@ -58,6 +68,7 @@ class Machine:
         sink: events.EventSink,
         approve: Approval,
         base: Program | None = None,
+        more: Limits | None = None,
     ) -> None:
         self.config = config
         self.limits = config.limits()
@@ -70,6 +81,7 @@ class Machine:
         self.sink = sink
         self.approve = approve
         self.start_program = base
+        self.more = more
         self.state = State.PREPARE
         self.search = Search(beam=config.ideas_kept(), drafts=config.drafts_per_idea(), repairs=config.repairs)
         self.replans_left = config.plans_after_first()
@@ -91,14 +103,14 @@ class Machine:
     # The machine.
 
     def run(self) -> Result:
-        """Go on until done.
+        """Go on until done, and on from there where the run was given ``more``, now or in an earlier resume.
 
         Raises InfrastructureError, ModelAccessError and KeyboardInterrupt as they come: the run can be resumed.
         """
         handlers: dict[State, Callable[[], State]] = {
             state: getattr(self, f"_{state.value}") for state in State if state is not State.DONE
         }
-        while self.state is not State.DONE:
+        while self.state is not State.DONE or self._extended():
             self.journal.node = f"{self.state}#{self._visits[self.state]}"
             self._visits[self.state] += 1
             self.sink.emit(events.StateEntered(self.state, self.journal.node, self._detail(), self.journal.replaying))
@@ -110,6 +122,24 @@ class Machine:
             self.state = following
         assert self.result is not None
         return self.result
+
+    def _extended(self) -> bool:
+        """A run that is done goes on with new limits: as journaled, or those that came with this resume."""
+        live = not self.journal.replaying
+        if live and (self.more is None or self.more == self.limits):
+            return False
+        if not live and self.journal.upcoming != "extended":
+            return False
+        self.journal.node = f"{self.state}#{self._visits[self.state]}"
+        self._visits[self.state] += 1
+        more = self.more or self.limits
+        self.limits = self.journal.effect("extended", Extended, lambda: Extended(limits=more)).limits
+        self.more = None if live else self.more
+        self.stopped, self._confirmed = "", None
+        self.search.enough, self.search.stale = False, 0
+        self.replans_left = self.config.plans_after_first()
+        self.state = State.SELECT if self.plan is not None and self.plan.ideas else State.PLAN
+        return True
 
     def _detail(self) -> str:
         title = TITLES[self.state]

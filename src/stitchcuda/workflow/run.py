@@ -21,8 +21,9 @@ from stitchcuda.task.model import Task
 from stitchcuda.workflow import events
 from stitchcuda.workflow.approval import Ask, approval, later
 from stitchcuda.workflow.bench import Bench, LocalBench
+from stitchcuda.workflow.budget import Limits
 from stitchcuda.workflow.config import RunConfig
-from stitchcuda.workflow.effects import Created
+from stitchcuda.workflow.effects import Created, Extended
 from stitchcuda.workflow.events import Notice
 from stitchcuda.workflow.folder import CONFIG, RunFolder
 from stitchcuda.workflow.journal import NAME, Journal
@@ -66,7 +67,7 @@ def optimize(
     folder = RunFolder.new(runs, created.task, config)
     with Journal.create(folder.path) as journal:
         try:
-            mind = mind or make_mind(config, journal, events)
+            mind = mind or make_mind(config, journal, events, config.limits())
         except StitchError:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
@@ -77,12 +78,14 @@ def resume(
     folder: RunFolder,
     *,
     events: events.EventSink,
+    more: dict[str, float] | None = None,
     ask: Ask = later,
     mind: Mind | None = None,
     bench: Bench | None = None,
 ) -> Result:
     """Go on with a run where its journal ends; a finished one gives its result again.
 
+    ``more`` holds new values for fields of ``Limits``: when the run comes to its end, it goes on within them.
     Raises RunError when the folder is no run, is in use, was edited or is damaged.
     """
     config = RunConfig.read(folder.path / CONFIG)
@@ -90,12 +93,20 @@ def resume(
         Journal.create(folder.path).close()
     with Journal.open(folder.path) as journal:
         folder.tidy()
-        finished = folder.summary()
-        if finished is not None:
+        finished = folder.summary() if journal.ended else None
+        if finished is not None and not more:
             return finished
         created = None if journal.replaying else _create(config)
-        mind = mind or make_mind(config, journal, events)
-        return _drive(folder, journal, created, True, events, ask, mind, bench)
+        limits = _limits(config, journal)
+        raised = limits.model_copy(update=more) if more else None
+        mind = mind or make_mind(config, journal, events, raised or limits)
+        return _drive(folder, journal, created, True, events, ask, mind, bench, raised)
+
+
+def _limits(config: RunConfig, journal: Journal) -> Limits:
+    """The limits that hold now: the settings', or those that the run was given later."""
+    later = journal.last("extended")
+    return Extended.model_validate(later).limits if later else config.limits()
 
 
 def _create(config: RunConfig) -> Created:
@@ -125,16 +136,16 @@ def _plain(config: RunConfig) -> dict[str, object]:
     return config.model_dump(mode="json", exclude_none=True)
 
 
-def make_mind(config: RunConfig, journal: Journal, sink: events.EventSink) -> Mind:
+def make_mind(config: RunConfig, journal: Journal, sink: events.EventSink, limits: Limits) -> Mind:
     """The mind that the settings name. Raises ModelAccessError for a missing key, StitchError for a wrong name."""
     if config.free:
         from stitchcuda.recipes.mind import mind as recipes
 
         return recipes()
     from stitchcuda.agents.llm import mind as language_model
-    from stitchcuda.agents.settings import Limits, MindSettings
+    from stitchcuda.agents.settings import Limits as ModelLimits
+    from stitchcuda.agents.settings import MindSettings
 
-    limits = config.limits()
     settings = MindSettings(
         planner_model=config.planner_model,
         coder_model=config.coder_model,
@@ -145,7 +156,7 @@ def make_mind(config: RunConfig, journal: Journal, sink: events.EventSink) -> Mi
         config.model,
         base_url=config.base_url,
         log=journal,
-        limits=Limits(tokens=limits.tokens or None, usd=limits.usd or None),
+        limits=ModelLimits(tokens=limits.tokens or None, usd=limits.usd or None),
         settings=settings,
         notify=lambda sentence: sink.emit(Notice(sentence)),
     )
@@ -160,6 +171,7 @@ def _drive(
     ask: Ask,
     mind: Mind,
     bench: Bench | None,
+    more: Limits | None = None,
 ) -> Result:
     """Run the machine over the journal, with signals turned into an orderly stop."""
 
@@ -190,6 +202,7 @@ def _drive(
             sink=sink,
             approve=approval(folder, resumed=resumed, ask=ask),
             base=begun.base,
+            more=more,
         )
         try:
             return machine.run()

@@ -38,9 +38,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.VERIFY: frozenset({State.CODE, State.SELECT, State.CONFIRM}),
     State.CONFIRM: frozenset({State.REPORT}),
     State.REPORT: frozenset({State.DONE}),
-    State.DONE: frozenset(),
+    State.DONE: frozenset({State.PLAN, State.SELECT}),
 }
-"""What may follow what."""
+"""What may follow what. A run that is done goes on only with a larger budget."""
 
 TITLES: dict[State, str] = {
     State.PREPARE: "running the reference once",
