@@ -1,0 +1,76 @@
+"""Takes a torch.profiler trace of a few calls inside the runner, in a pass of its own. What it yields is telemetry:
+``telemetry`` parses it with suspicion. torch and the standard library only; the runner loads it by path.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+ROWS = 400
+"""Rows kept, longest first."""
+
+
+def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
+    """Trace ``calls`` calls; seconds per call. Rows: name, kind, operator, seconds, calls."""
+    from torch.profiler import ProfilerActivity, profile
+
+    sync: Callable[[], None] = torch.cuda.synchronize if cuda else (lambda: None)
+    call()
+    sync()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+        sync()
+    wall = (time.perf_counter() - began) / calls
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
+    with profile(activities=activities) as recording:
+        for _ in range(calls):
+            call()
+            sync()
+    table = _device_rows(recording) if cuda else _operator_rows(recording)
+    rows = [
+        {"name": n[:500], "kind": k, "operator": o[:200], "seconds": s / calls, "calls": c / calls}
+        for (n, k, o), (s, c) in table.items()
+    ]
+    rows.sort(key=lambda row: -float(row["seconds"]))
+    busy = sum(float(row["seconds"]) for row in rows)
+    launches = sum(float(row["calls"]) for row in rows if row["kind"] == "kernel" or not cuda)
+    return {"rows": rows[:ROWS], "wall_seconds": wall, "busy_seconds": busy, "launches": launches}
+
+
+Table = dict[tuple[str, str, str], tuple[float, int]]
+
+
+def _operator_rows(recording: Any) -> Table:
+    table: Table = {}
+    for row in recording.key_averages():
+        if row.self_cpu_time_total > 0 and not row.key.startswith("ProfilerStep"):
+            kind = "copy" if row.key in ("aten::copy_", "aten::clone", "aten::contiguous") else "op"
+            table[(row.key, kind, row.key)] = (row.self_cpu_time_total * 1e-6, row.count)
+    return table
+
+
+def _device_rows(recording: Any) -> Table:
+    table: Table = {}
+    operators: dict[str, str] = {}
+    events = recording.events()
+    for event in events:
+        if str(event.device_type).endswith("CPU"):
+            for kernel in event.kernels:
+                operators.setdefault(kernel.name, event.name)
+    for event in events:
+        if not str(event.device_type).endswith("CUDA"):
+            continue
+        name = event.name
+        if getattr(event, "is_user_annotation", False) or name.startswith(("own::", "ProfilerStep")):
+            continue
+        lower = name.lower()
+        kind = "copy" if lower.startswith("memcpy") else "memset" if lower.startswith("memset") else "kernel"
+        key = (name, kind, operators.get(name, ""))
+        seconds, count = table.get(key, (0.0, 0))
+        table[key] = (seconds + event.time_range.elapsed_us() * 1e-6, count + 1)
+    return table

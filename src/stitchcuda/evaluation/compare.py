@@ -1,0 +1,199 @@
+"""How far two tensors are apart, whether that is within the error budget, and what a mismatch looks like. Runs in the
+oracle; knows nothing of processes or Programs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+CHUNK = 1 << 24
+"""Elements compared at once, so that float64 copies of large outputs stay small."""
+
+TINY = 1e-30
+
+
+@dataclass(frozen=True)
+class Distance:
+    """Over the elements where the reference is finite."""
+
+    relative: float
+    """||value - reference|| / ||reference||; infinite when only the reference is zero"""
+    max_abs: float
+    scale: float
+    """largest |reference|"""
+    same_specials: bool
+    """NaN and infinities stand at the same places, with the same signs"""
+
+
+ZERO = Distance(0.0, 0.0, 0.0, True)
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    return tensor.reshape(-1)
+
+
+def distance(value: torch.Tensor, reference: torch.Tensor) -> Distance:
+    """Distance of ``value`` from ``reference``, both of one shape, computed in float64."""
+    left, right = _rows(value), _rows(reference)
+    square = norm = largest = scale = 0.0
+    same = True
+    for at in range(0, left.numel(), CHUNK):
+        a = left[at : at + CHUNK].to(torch.float64)
+        b = right[at : at + CHUNK].to(a.device, torch.float64)
+        finite = torch.isfinite(b)
+        if not bool(finite.all()) or not bool(torch.isfinite(a).all()):
+            agree = torch.where(finite, torch.isfinite(a), (a == b) | (a.isnan() & b.isnan()))
+            same = same and bool(agree.all())
+            both = finite & torch.isfinite(a)
+            a, b = a[both], b[both]
+            if a.numel() == 0:
+                continue
+        difference = (a - b).abs_()
+        square += float((difference * difference).sum())
+        norm += float((b * b).sum())
+        largest = max(largest, float(difference.max()))
+        scale = max(scale, float(b.abs().max()))
+    relative = math.sqrt(square) / math.sqrt(norm) if norm > 0 else (0.0 if square == 0 else math.inf)
+    return Distance(relative, largest, scale, same)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What one output may be off by."""
+
+    relative: float
+    max_abs: float
+
+    def twice(self) -> Budget:
+        """For comparison with eager, which may be off in the other direction."""
+        return Budget(2 * self.relative, 2 * self.max_abs)
+
+    def widest(self, other: Budget | None) -> Budget:
+        """The wider of two, field by field."""
+        if other is None:
+            return self
+        return Budget(max(self.relative, other.relative), max(self.max_abs, other.max_abs))
+
+    def allows(self, distance: Distance) -> bool:
+        """Norm, largest element and special values."""
+        return distance.same_specials and distance.relative <= self.relative and distance.max_abs <= self.max_abs
+
+
+def budget(tolerance: dict[str, float], eager: Distance, moved: Distance) -> Budget:
+    """The budget from eager's own distance to fp64 and from how far eager moves under noise (the conditioning)."""
+    factor, element_factor = tolerance["factor"], tolerance["element_factor"]
+    relative = max(tolerance["floor"], factor * eager.relative, factor * moved.relative)
+    largest = tolerance["element_floor"] * eager.scale + element_factor * max(eager.max_abs, moved.max_abs)
+    return Budget(relative if math.isfinite(relative) else 1e300, max(largest, TINY))
+
+
+def mismatch(got: torch.Tensor, expected: torch.Tensor, allowed: float) -> str:
+    """Where an output is wrong: the first bad element, how many, and in what pattern."""
+    if got.numel() == 0:
+        return "empty"
+    if got.is_complex():
+        got, expected = torch.view_as_real(got.resolve_conj()), torch.view_as_real(expected.resolve_conj())
+    a, b = got.to(torch.float64), expected.to(got.device, torch.float64)
+    bad = ~((a - b).abs() <= allowed) & ~((a == b) | (a.isnan() & b.isnan()))
+    count, total = int(bad.sum()), bad.numel()
+    if count == 0:
+        flat = int(torch.nan_to_num((a - b).abs()).argmax())
+        start = "largest difference"
+    else:
+        flat = int(bad.reshape(-1).to(torch.uint8).argmax())
+        start = "first mismatch"
+    index = [int(i) for i in torch.unravel_index(torch.tensor(flat), a.shape)] if a.dim() else []
+    text = f"{start} at {index}: got {float(a.reshape(-1)[flat]):.9g}, expected {float(b.reshape(-1)[flat]):.9g}"
+    if count:
+        text += f"; {count} of {total} elements off ({_pattern(a, b, bad)})"
+    return text
+
+
+def _pattern(got: torch.Tensor, expected: torch.Tensor, bad: torch.Tensor) -> str:
+    count, total = int(bad.sum()), bad.numel()
+    nans = int((got.isnan() & ~expected.isnan()).sum())
+    if nans:
+        return f"{nans} of them NaN"
+    if not bool(got.any()):
+        return "the output is all zeros"
+    if count >= 0.9 * total:
+        return "nearly everywhere"
+    flat = bad.reshape(-1).nonzero().reshape(-1)
+    first, last = int(flat[0]), int(flat[-1])
+    if last == total - 1 and count >= 0.9 * (total - first):
+        return f"only the tail, from flat index {first} on"
+    for dim in range(bad.dim()):
+        others = [d for d in range(bad.dim()) if d != dim]
+        hit = (bad.any(dim=others) if others else bad).nonzero().reshape(-1)
+        if 0 < hit.numel() < bad.shape[dim]:
+            low, high = int(hit[0]), int(hit[-1])
+            if high - low + 1 == hit.numel():
+                return f"only indices {low} to {high} of dimension {dim}"
+            steps = set((hit[1:] - hit[:-1]).tolist())
+            if len(steps) == 1:
+                return f"every {steps.pop()}th index of dimension {dim}, from {low}"
+    return "scattered"
+
+
+def statistics_differ(got: torch.Tensor, expected: torch.Tensor) -> str | None:
+    """For outputs with draws of their own: whether mean, spread or share of zeros differ more than chance allows."""
+    a, b = got.to(torch.float64), expected.to(got.device, torch.float64)
+    if not bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all()):
+        return "not finite"
+    count = max(b.numel(), 1)
+    spread = float(b.std()) if count > 1 else 0.0
+    slack = 6 / math.sqrt(count) + 1e-3
+    if abs(float(a.mean()) - float(b.mean())) > slack * max(spread, 1e-12) * 1.5:
+        return f"mean {float(a.mean()):.6g}, expected about {float(b.mean()):.6g}"
+    if count > 1 and abs(float(a.std()) - spread) > 3 * slack * max(spread, 1e-12):
+        return f"standard deviation {float(a.std()):.6g}, expected about {spread:.6g}"
+    zeros = abs(float((a == 0).double().mean()) - float((b == 0).double().mean()))
+    if zeros > slack:
+        return f"share of zeros off by {zeros:.3g}"
+    return None
+
+
+def structure_error(expected: dict[str, Any], got: dict[str, Any], wanted: list[Any], found: list[Any], at: str) -> str:
+    """What differs between two described values, leaf by leaf; empty when types, shapes, dtypes and devices agree."""
+    if expected["kind"] != got.get("kind"):
+        return f"output {at} is {_noun(got, found)}, expected {_noun(expected, wanted)}"
+    kind = expected["kind"]
+    if kind == "tensor":
+        want, have = wanted[expected["at"]], found[got["at"]]
+        for field, name in (("type", "type"), ("shape", "shape"), ("dtype", "dtype"), ("device", "device")):
+            if want[field] != have.get(field):
+                return f"output {at} has {name} {have.get(field)}, expected {want[field]}"
+        return ""
+    if kind in ("list", "tuple", "dict"):
+        if kind == "dict" and expected["keys"] != got.get("keys"):
+            return f"output {at} has other keys than the reference's"
+        if len(expected["items"]) != len(got["items"]):
+            return f"output {at} has {len(got['items'])} items, expected {len(expected['items'])}"
+        for i, (one, two) in enumerate(zip(expected["items"], got["items"], strict=True)):
+            name = str(expected["keys"][i].get("value")) if kind == "dict" else str(i)
+            error = structure_error(one, two, wanted, found, name if at == "0" else f"{at}.{name}")
+            if error:
+                return error
+        return ""
+    if kind == "float":
+        want_value, have_value = float.fromhex(expected["value"]), float.fromhex(got["value"])
+        if math.isclose(want_value, have_value, rel_tol=1e-5, abs_tol=1e-12) or want_value != want_value:
+            return ""
+        return f"output {at} is {have_value!r}, expected {want_value!r}"
+    if kind == "opaque":
+        return "" if expected["type"] == got.get("type") else f"output {at} is a {got.get('type')}"
+    return "" if expected == got else f"output {at} is {got.get('value')!r}, expected {expected.get('value')!r}"
+
+
+def _noun(spec: dict[str, Any], tensors: list[Any]) -> str:
+    kind = spec.get("kind")
+    if kind == "tensor":
+        entry = tensors[spec["at"]]
+        return f"a tensor {entry['shape']}"
+    return f"an object of type {spec.get('type')}" if kind == "opaque" else f"a {kind}"

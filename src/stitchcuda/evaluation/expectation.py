@@ -1,0 +1,224 @@
+"""What a Task's reference computes: eager in the Task's precision class, in fp64, and under noise. Trusted; lives in the
+oracle. Says nothing about Programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from stitchcuda.evaluation.state import named_state, perturb, restore, seed_all, snapshot
+from stitchcuda.task.reference import Reference, apply_precision
+
+Result = tuple[Any, dict[str, torch.Tensor]]
+"""The outputs of one call, and the state it changed, by name."""
+
+NORMAL_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+
+
+def derive(nonce: bytes, label: str) -> int:
+    """A 62-bit seed that only the nonce's holder can know."""
+    return int.from_bytes(hashlib.sha256(nonce + label.encode()).digest()[:8], "little") >> 2
+
+
+@contextlib.contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """torch's default floating dtype, for a while."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def map_floats(value: Any, change: Any) -> Any:
+    """``value`` with ``change`` applied to each floating tensor inside."""
+    return pytree.tree_map_only(torch.Tensor, lambda t: change(t) if t.is_floating_point() else t, value)
+
+
+class Expectation:
+    """The reference under one secret state. ``task`` needs the attributes of ``task.model.Task`` only."""
+
+    def __init__(self, task: SimpleNamespace, training: bool, stochastic: bool, seedable: bool) -> None:
+        self.reference = Reference(task)  # type: ignore[arg-type]
+        self.precision: str = task.precision
+        self.training, self.stochastic, self.seedable = training, stochastic, seedable
+        self.on_host = task.residence == "host"
+        self.device: str = task.target.kind
+        self.init_inputs: list[Any] = []
+        self.model = self._construct(20_240_229)
+        self.pristine = snapshot(self.model)
+        self.current = self.pristine
+        self.perturbed: set[str] = set()
+        self.watch: list[str] = []
+        self.fixed_inputs = False
+        self.exact_model: nn.Module | None = None
+        self.exact_device = self.device
+        self.exact_note = "fp64"
+
+    def _construct(self, seed: int) -> nn.Module:
+        seed_all(seed)
+        self.init_inputs = self.reference.init_inputs()
+        model = self.reference.model(seed)
+        model.train(self.training)
+        return model
+
+    def observe(self) -> None:
+        """Find out which state a call changes and whether inputs ignore their seed."""
+        one, two = self.reference.inputs(1, None), self.reference.inputs(2, None)
+        leaves = zip(pytree.tree_leaves(one), pytree.tree_leaves(two), strict=False)
+        tensors = [(a, b) for a, b in leaves if isinstance(a, torch.Tensor)]
+        self.fixed_inputs = bool(tensors) and all(a.shape == b.shape and torch.equal(a, b) for a, b in tensors)
+        with torch.no_grad():
+            self.model(*one)
+        self.watch = [
+            name
+            for name, (_, tensor) in named_state(self.model).items()
+            if not torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(self.pristine[name]))
+        ]
+        restore(self.model, self.pristine)
+
+    def renew(self, nonce: bytes) -> None:
+        """Put the model into the state that ``nonce`` stands for."""
+        if self.perturbed or self.current is self.pristine:
+            restore(self.model, self.pristine)
+        self.perturbed = perturb(self.model, derive(nonce, "state"))
+        self.current = snapshot(self.model)
+        self._refresh_exact()
+
+    def reseed(self, seed: int) -> None:
+        """Rebuild the model under ``seed`` without perturbation, as a Program whose state does not match is."""
+        self.model = self._construct(seed)
+        self.pristine = self.current = snapshot(self.model)
+        self.perturbed = set()
+        self.exact_model = None
+
+    def inputs(self, nonce: bytes, label: str, case: str | None) -> list[Any]:
+        """Fresh inputs; where the source ignores the seed, its floats are moved by about one percent."""
+        seed = derive(nonce, f"inputs:{label}")
+        values = self.reference.inputs(seed, case)
+        if self.fixed_inputs:
+            torch.manual_seed(seed)
+            values = map_floats(values, lambda t: t * (1 + 0.01 * torch.randn_like(t)))
+        return list(values)
+
+    def eager(self, inputs: list[Any], seed: int) -> Result:
+        """One call in the Task's precision class, from the current state; the state is put back."""
+        return self._run(self.model, inputs, seed, self.current)
+
+    def _run(self, model: nn.Module, inputs: list[Any], seed: int, state: dict[str, torch.Tensor]) -> Result:
+        arguments = pytree.tree_map_only(torch.Tensor, torch.clone, inputs) if self._small(inputs) else inputs
+        if seed >= 0:
+            seed_all(seed)
+        with torch.no_grad():
+            outputs = model(*arguments)
+            after: dict[str, torch.Tensor] = {}
+            if self.watch:
+                named = named_state(model)
+                after = {name: named[name][1].detach().clone() for name in self.watch}
+                for name in self.watch:
+                    named[name][1].detach().copy_(state[name])
+        return outputs, after
+
+    @staticmethod
+    def _small(inputs: list[Any]) -> bool:
+        sizes = (t.numel() * t.element_size() for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor))
+        return sum(sizes) < 2 << 30
+
+    def exact(self, inputs: list[Any]) -> Result | None:
+        """The same call in fp64; None when the reference cannot run in fp64 (or draws random numbers)."""
+        if self.stochastic or self.exact_note == "eager":
+            return None
+        for device in dict.fromkeys((self.exact_device, "cpu")):
+            try:
+                if self.exact_model is None or self.exact_device != device:
+                    self.exact_device = device
+                    self._build_exact()
+                assert self.exact_model is not None
+                place = "cpu" if self.on_host else device
+                doubled = map_floats(inputs, lambda t: t.double())
+                doubled = pytree.tree_map_only(torch.Tensor, lambda t: t.to(place), doubled)  # noqa: B023
+                state = {name: tensor.to(device) for name, tensor in self.current.items() if name in self.watch}
+                with default_dtype(torch.float64):
+                    result = self._run(self.exact_model, doubled, -1, state)
+                self.exact_note = "fp64" if device == self.device else "fp64 on the host"
+                return result
+            except (RuntimeError, TypeError, ValueError) as error:
+                self.exact_model = None
+                self.failure = f"{type(error).__name__}: {error}"
+        self.exact_note = "eager"
+        return None
+
+    def _build_exact(self) -> None:
+        with default_dtype(torch.float64):
+            model = copy.deepcopy(self.model).double().to(self.exact_device)
+            for part in model.modules():
+                for name, value in list(vars(part).items()):
+                    if isinstance(value, torch.Tensor):
+                        value = value.double() if value.is_floating_point() else value
+                        setattr(part, name, value.to(self.exact_device))
+        self.exact_model = model
+        self._refresh_exact()
+
+    def _refresh_exact(self) -> None:
+        if self.exact_model is not None:
+            restore(self.exact_model, self.current)
+
+    def noisy(self, inputs: list[Any], seed: int, noise: float) -> Any:
+        """Outputs of eager when inputs and parameters get relative noise: how far the task amplifies rounding."""
+        generator = torch.Generator(device="cpu").manual_seed(99)
+
+        def shake(tensor: torch.Tensor) -> torch.Tensor:
+            drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
+            return (tensor.float() * (1 + noise * drawn.to(tensor.device))).to(tensor.dtype)
+
+        try:
+            with torch.no_grad():
+                for _, tensor in named_state(self.model).values():
+                    if tensor.is_floating_point():
+                        tensor.detach().copy_(shake(tensor))
+            return self._run(self.model, map_floats(inputs, shake), seed, self.current)[0]
+        finally:
+            restore(self.model, self.current)
+
+    def state_entries(self) -> list[tuple[str, bool, torch.Tensor]]:
+        """Name, whether a Program must have it, and value of everything that is copied into a Program."""
+        return [(name, name in self.perturbed, tensor) for name, (_, tensor) in named_state(self.model).items()]
+
+    def work(self, inputs: list[Any]) -> dict[str, float]:
+        """FLOP of one call, and bytes that any implementation must move: inputs and parameters read, outputs written."""
+        from torch.utils.flop_counter import FlopCounterMode
+
+        flops = 0.0
+        try:
+            with FlopCounterMode(display=False) as counter:
+                outputs, _ = self.eager(inputs, 0)
+            flops = float(counter.get_total_flops())
+        except Exception:
+            outputs, _ = self.eager(inputs, 0)
+        looked_up = {
+            id(parameter)
+            for part in self.model.modules()
+            if isinstance(part, NORMAL_EMBEDDINGS)
+            for parameter in part.parameters(recurse=False)
+        }
+        parameters = sum(p.numel() * p.element_size() for p in self.model.parameters() if id(p) not in looked_up)
+
+        def size(value: Any) -> int:
+            tensors = {t.data_ptr(): t for t in pytree.tree_leaves(value) if isinstance(t, torch.Tensor)}
+            return sum(t.untyped_storage().nbytes() for t in tensors.values())
+
+        return {"flops": flops, "read_bytes": float(parameters + size(inputs)), "written_bytes": float(size(outputs))}
+
+    def baseline_precision(self) -> None:
+        """Set torch's switches again, in case the reference's source changed them."""
+        apply_precision(self.precision)

@@ -1,0 +1,1 @@
+"""What cheating looks like: rules over what ran."""

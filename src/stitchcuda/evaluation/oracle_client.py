@@ -1,0 +1,86 @@
+"""The supervisor's end of the oracle: starts it, asks, and turns its failures into ``InfrastructureError``. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stitchcuda.errors import InfrastructureError, TaskError
+from stitchcuda.evaluation.channel import receive, send
+
+
+class OracleClient:
+    """One oracle process; requests are answered in order. Not for several threads at once."""
+
+    def __init__(self, timeout_s: float) -> None:
+        ours, theirs = socket.socketpair()
+        self.channel = ours
+        self.channel.settimeout(timeout_s)
+        self.errors = tempfile.TemporaryFile()
+        source = str(Path(__file__).parents[2])
+        environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "stitchcuda.evaluation.oracle", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self.errors,
+            stderr=self.errors,
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+
+    def ask(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> Any:
+        """One request; InfrastructureError when the oracle fails, with its last words."""
+        if self.channel.fileno() < 0:
+            raise InfrastructureError("the oracle process has ended already")
+        try:
+            send(self.channel, json.dumps({"op": op} | fields).encode(), list(fds))
+            data, _ = receive(self.channel)
+        except TimeoutError:
+            self.close()
+            raise InfrastructureError(
+                f"the oracle gave no answer to '{op}' in time; the reference may be too slow here: raise oracle_timeout_s"
+            ) from None
+        except OSError as error:
+            data = None
+            del error
+        if data is None:
+            raise InfrastructureError(f"the oracle process ended during '{op}': {self.last_words()}")
+        answer = json.loads(data)
+        if "answer" in answer:
+            return answer["answer"]
+        if answer["kind"] == "task":
+            raise TaskError(f"the task cannot be evaluated: {answer['error']}")
+        what = "the machine ran out of memory for the reference" if answer["kind"] == "memory" else "the oracle failed"
+        raise InfrastructureError(f"{what} during '{op}': {answer['error']}")
+
+    def last_words(self) -> str:
+        """The end of what the oracle printed, and how it ended."""
+        try:
+            code = self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            code = None
+        self.errors.seek(0, os.SEEK_END)
+        self.errors.seek(max(0, self.errors.tell() - 2000))
+        text = self.errors.read().decode("utf-8", "replace").strip()
+        return f"exit code {code}; {text[-1500:] or 'it printed nothing'}"
+
+    def close(self) -> None:
+        """End the process; safe to call twice."""
+        self.channel.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        if not self.errors.closed:
+            self.errors.close()

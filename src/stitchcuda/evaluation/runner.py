@@ -1,0 +1,333 @@
+"""The one process that imports a Program. It obeys binary commands, runs calls, and exports raw outputs. It never holds
+an expected value, a tolerance, an input seed or a verdict. torch and the standard library only; loaded by ``sandbox``.
+
+With ``subject: reference`` it runs the Task's own model instead, eager or through one of torch's stock accelerators, so
+that baselines are measured by the same code and protocol.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from stitchcuda.evaluation import wire
+    from stitchcuda.evaluation.wire import Code, Command, Op
+
+
+def load_file(name: str, path: Path) -> ModuleType:
+    """Import one file by its path, without its package."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"cannot import {path}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class Nothing(Exception):
+    """There was nothing to do."""
+
+
+class Mismatch(Exception):
+    """The Program's state has other names or shapes than the reference's."""
+
+
+class Runner:
+    """One Program, from import to exit."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        import torch
+
+        here = Path(__file__).parent
+        self.torch = torch
+        self.layout: Any = load_file("stitchcuda_layout", here / "layout.py")
+        self.buffers: Any = load_file("stitchcuda_buffers", here / "buffers.py")
+        self.states: Any = load_file("stitchcuda_state", here / "state.py")
+        self.collect_path = here / "collect.py"
+        self.config = config
+        self.cuda = config["kind"] == "cuda"
+        self.arena = wire.Arena(**config["arena"])
+        self.memory = self.buffers.map_arena(config["arena_fd"], self.arena.total)
+        self.view = memoryview(self.memory)
+        self.data: dict[str, torch.Tensor] = {}
+        self.setup: dict[str, Any] = {}
+        self.model: torch.nn.Module | None = None
+        self.call: Callable[..., Any] | None = None
+        self.inputs: list[Any] = []
+        self.outputs: Any = None
+        self.held: list[Any] = []
+        self.watch: list[tuple[str, torch.Tensor]] = []
+        self.flush_buffer: torch.Tensor | None = None
+
+    def report(self, value: Any) -> None:
+        wire.put_text(self.view, self.arena, "report", json.dumps(value))
+
+    def read(self, region: str) -> Any:
+        return json.loads(wire.get_text(self.view, self.arena, region))
+
+    def sync(self) -> None:
+        if self.cuda:
+            self.torch.cuda.synchronize()
+
+    def hello(self) -> None:
+        self.report({"missing": self.config["missing"], "torch": self.torch.__version__})
+
+    def attach(self) -> None:
+        self.setup = self.read("setup")
+        handles = self.setup.get("handles")
+        if handles:
+            opened = self.buffers.DeviceBuffers()
+        for region in ("inputs", "outputs", "state"):
+            if handles and region in handles:
+                size = handles[region]["size"]
+                self.data[region] = opened.open(region, bytes.fromhex(handles[region]["handle"]), size)
+            else:
+                offset, size = self.arena.offsets[region]
+                self.data[region] = self.buffers.host_buffer(self.memory, offset, size)
+        if handles:
+            self.data["inputs"][:1].clone()
+        allowed = self.setup["precision"] == "tf32"
+        self.torch.backends.cuda.matmul.allow_tf32 = allowed
+        self.torch.backends.cudnn.allow_tf32 = allowed
+        self.report({})
+
+    def load(self, seed: int) -> None:
+        torch = self.torch
+        if self.config["search_path"]:
+            sys.path.insert(0, self.config["search_path"])
+        if self.config["subject"] == "reference":
+            source = self.config["reference"]
+            module = load_file("stitchcuda_reference", Path(source))
+            factory = module.Model
+        else:
+            folder = Path(self.config["workdir"]) / "program"
+            sys.path.insert(0, str(folder))
+            module = load_file("program", folder / "program.py")
+            factory = module.ModelNew
+        self.factory = factory
+        self.construct(seed)
+        assert isinstance(self.model, torch.nn.Module)
+
+    def construct(self, seed: int) -> None:
+        torch = self.torch
+        self.model = None
+        self.watch = []
+        gc.collect()
+        arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
+        self.states.seed_all(seed)
+        model = self.factory(**arguments[0]) if self.setup["init_keywords"] else self.factory(*arguments)
+        if not isinstance(model, torch.nn.Module):
+            raise TypeError(f"ModelNew must be a torch.nn.Module, not {type(model).__name__}")
+        model = self.states.settle(model, self.config["kind"], self.setup["precision"])
+        if self.setup["training"] is not None:
+            model.train(self.setup["training"])
+        self.model = model
+        self.call = model
+        self.find_watched()
+        self.sync()
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the module's state by its dotted name."""
+        return {name: tensor for name, (_, tensor) in self.states.named_state(self.model).items()}
+
+    def find_watched(self) -> None:
+        state = self.named()
+        self.watch = [(name, state[name]) for name in self.setup["watch"] if name in state]
+        self.saved = [tensor.detach().clone() for _, tensor in self.watch]
+
+    def state(self) -> None:
+        """Copy the oracle's state in place, once every required name and shape is known to fit."""
+        description = self.read("structure")
+        ours = self.named()
+        plan = []
+        for entry, tensor in zip(description["entries"], description["tensors"], strict=True):
+            own = ours.get(entry["name"])
+            if own is None or list(own.shape) != tensor["shape"]:
+                if entry["required"]:
+                    found = "is missing" if own is None else f"has shape {list(own.shape)}, not {tensor['shape']}"
+                    raise Mismatch(f"{entry['name']} {found}")
+                continue
+            plan.append((own, tensor))
+        with self.torch.no_grad():
+            for own, tensor in plan:
+                own.detach().copy_(self.layout.unpack_tensor(tensor, self.data["state"], self.config["kind"]))
+        self.find_watched()
+        self.sync()
+
+    def prepare(self) -> int:
+        """Pack or fold weights (a Program), or wrap the model (a baseline); nanoseconds."""
+        variant = self.config["variant"]
+        if variant:
+            stock = load_file("stitchcuda_stock", Path(__file__).with_name("stock.py"))
+            self.call = stock.wrap(self.model, variant)
+            return 0
+        prepare = getattr(self.model, "prepare", None)
+        if not callable(prepare):
+            raise Nothing
+        began = time.perf_counter_ns()
+        with self.torch.no_grad():
+            prepare()
+        self.sync()
+        self.find_watched()
+        return time.perf_counter_ns() - began
+
+    def take_inputs(self, flags: int) -> None:
+        self.inputs, self.outputs = [], None
+        place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
+        self.inputs = self.layout.unpack(self.read("structure"), self.data["inputs"], place)
+        with self.torch.no_grad():
+            for (_, tensor), saved in zip(self.watch, self.saved, strict=True):
+                tensor.detach().copy_(saved)
+        if self.cuda:
+            self.torch.cuda.reset_peak_memory_stats()
+            if flags & wire.FLUSH and self.setup["flush_bytes"]:
+                if self.flush_buffer is None:
+                    size = self.setup["flush_bytes"]
+                    self.flush_buffer = self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
+                self.flush_buffer.fill_(1)
+        self.sync()
+
+    def run_call(self, flags: int, seed: int) -> tuple[int, int]:
+        """One call; wall and device nanoseconds."""
+        torch, call, inputs = self.torch, self.call, self.inputs
+        assert call is not None
+        if seed >= 0:
+            self.states.seed_all(seed)
+        clock = time.perf_counter_ns
+        device = 0
+        with torch.no_grad():
+            if self.cuda:
+                start = torch.cuda.Event(enable_timing=True)
+                end = torch.cuda.Event(enable_timing=True)
+                torch.cuda.synchronize()
+                began = clock()
+                start.record()
+                outputs = call(*inputs)
+                end.record()
+                torch.cuda.synchronize()
+                wall = clock() - began
+                device = int(start.elapsed_time(end) * 1e6)
+            else:
+                began = clock()
+                outputs = call(*inputs)
+                wall = clock() - began
+        self.outputs = outputs
+        if flags & wire.HOLD:
+            self.held.append(outputs)
+        return wall, device
+
+    def export(self, outputs: Any, with_state: bool) -> None:
+        value: dict[str, Any] = {"out": outputs}
+        if with_state:
+            value["state"] = {name: tensor for name, tensor in self.watch}
+        with self.torch.no_grad():
+            description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
+        self.sync()
+        self.report(description)
+
+    def trace(self, calls: int) -> None:
+        collect: Any = load_file("stitchcuda_collect", self.collect_path)
+        bindings = sys.modules.get("bindings")
+        if bindings is not None:
+            bindings.PROFILE = True  # type: ignore[attr-defined]
+        call, inputs = self.call, self.inputs
+        assert call is not None
+        with self.torch.no_grad():
+            self.report(collect.collect(lambda: call(*inputs), calls, self.cuda))
+
+    def obey(self, command: Command) -> tuple[int, int]:
+        """Carry one command out; wall and device nanoseconds of the timed part."""
+        op = command.op
+        if op == Op.HELLO:
+            self.hello()
+        elif op == Op.ATTACH:
+            self.attach()
+        elif op == Op.LOAD:
+            self.load(command.argument)
+        elif op == Op.RESEED:
+            self.construct(command.argument)
+        elif op == Op.STATE:
+            self.state()
+        elif op == Op.PREPARE_MODEL:
+            return self.prepare(), 0
+        elif op == Op.INPUTS:
+            self.take_inputs(command.flags)
+        elif op == Op.CALL:
+            return self.run_call(command.flags, command.argument)
+        elif op == Op.EXPORT:
+            self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
+        elif op == Op.EXPORT_HELD:
+            self.export(self.held[command.argument], False)
+        elif op == Op.TRACE:
+            self.trace(command.argument)
+        return 0, 0
+
+    def peaks(self) -> tuple[int, int]:
+        """Peak bytes so far: device (since the inputs came), host."""
+        device = self.torch.cuda.max_memory_allocated() if self.cuda and self.torch.cuda.is_initialized() else 0
+        return device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def classify(error: BaseException) -> Code:
+    """Which reply code an exception stands for."""
+    text = str(error).lower()
+    if isinstance(error, Mismatch):
+        return Code.STATE_MISMATCH
+    if isinstance(error, Nothing):
+        return Code.NOTHING
+    memory = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "not enough memory")
+    if isinstance(error, MemoryError) or any(phrase in text for phrase in memory):
+        return Code.OUT_OF_MEMORY
+    return Code.RAISED
+
+
+def main(config: dict[str, Any]) -> None:
+    """Obey commands until EXIT or the other end closes."""
+    global wire, Op, Code, Command
+    if config["torch_folder"] not in sys.path:
+        sys.path.append(config["torch_folder"])
+    wire = load_file("stitchcuda_wire", Path(__file__).with_name("wire.py"))  # type: ignore[assignment]
+    Op, Code, Command = wire.Op, wire.Code, wire.Command  # type: ignore[misc]
+    runner = Runner(config)
+    while True:
+        try:
+            command = Command.unpack(wire.read_exact(config["command_fd"], wire.COMMAND.size))
+        except wire.Closed:
+            return
+        wall = device = 0
+        code = Code.OK
+        if command.op == Op.EXIT:
+            return
+        if command.op != Op.NOOP:
+            try:
+                wall, device = runner.obey(command)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:
+                code = classify(error)
+                if command.op == Op.ATTACH:
+                    code = Code.NO_IPC
+                trace = "".join(traceback.format_exception(error))
+                runner.report({"error": f"{type(error).__name__}: {error}"[:2000], "trace": trace[-4000:]})
+                del error
+        peaks = runner.peaks() if command.op in (Op.CALL, Op.LOAD) else (0, 0)
+        reply = wire.Reply(command.op, code, command.call, command.token, wall, device, *peaks)
+        wire.write_all(config["reply_fd"], reply.pack())
+
+
+if __name__ == "__main__":
+    os._exit(64)

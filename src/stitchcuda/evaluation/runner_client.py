@@ -1,0 +1,289 @@
+"""The supervisor's end of one runner: starts it confined, sends commands, keeps the clock, bounds what it prints, and says
+in a sentence how it ended. Judges no output; no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation.model import Status
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.wire import Code, Op, Reply
+
+
+class Failure(Exception):
+    """The subject failed: a status and a sentence."""
+
+    def __init__(self, status: Status, message: str, log: str = "") -> None:
+        super().__init__(message)
+        self.status: Status = status
+        self.message = message
+        self.log = log
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a runner runs: a built Program's folder, or the reference through one of the stock options."""
+
+    name: str
+    """'program', or a baseline's name"""
+    folder: Path | None = None
+    source: str = ""
+    """the Task's source, for a baseline"""
+    search_path: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def trusted(self) -> bool:
+        """Baselines are the user's own code under torch: not confined, so that compiler caches persist."""
+        return self.folder is None
+
+
+class Drain:
+    """Reads everything a runner prints and keeps a bounded head and tail."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd, self.limit = fd, limit // 2
+        self.head, self.tail, self.total = bytearray(), bytearray(), 0
+        self.thread = threading.Thread(target=self._read, daemon=True)
+        self.thread.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while part := os.read(self.fd, 1 << 16):
+                self.total += len(part)
+                room = self.limit - len(self.head)
+                self.head += part[:room]
+                self.tail = (self.tail + part[room:])[-self.limit :] if len(part) > room else self.tail
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+    def text(self) -> str:
+        """What was printed, its middle left out when there was more."""
+        self.thread.join(timeout=0.5)
+        left_out = self.total - len(self.head) - len(self.tail)
+        gap = f"\n[{left_out} bytes left out]\n" if left_out > 0 else ""
+        return self.head.decode("utf-8", "replace") + gap + self.tail.decode("utf-8", "replace")
+
+
+class RunnerClient:
+    """One runner process."""
+
+    def __init__(
+        self, subject: Subject, *, kind: str, level: str, arena: wire.Arena, settings: EvaluationSettings
+    ) -> None:
+        self.subject = subject
+        self.workdir = Path(tempfile.mkdtemp(prefix="stitchcuda-runner-"))
+        self.workdir.chmod(0o711)
+        self.arena = arena
+        self.closed = False
+        self.handed = 0.0
+        self.arena_fd = _sealed_memory(arena.total)
+        command_read, self.command_fd = os.pipe()
+        self.reply_fd, reply_write = os.pipe()
+        leash_read, self.leash_fd = os.pipe()
+        output_read, output_write = os.pipe()
+        reference = ""
+        if subject.trusted:
+            reference = str(self.workdir / "reference.py")
+            Path(reference).write_text(subject.source)
+        extra = dict(subject.environment)
+        config = {
+            "subject": "reference" if subject.trusted else "program",
+            "variant": subject.name if subject.trusted else "",
+            "reference": reference,
+            "source": str(subject.folder) if subject.folder else "",
+            "search_path": subject.search_path,
+            "kind": kind,
+            "level": level,
+            "trusted": subject.trusted,
+            "workdir": str(self.workdir),
+            "arena": asdict(arena),
+            "arena_fd": self.arena_fd,
+            "command_fd": command_read,
+            "reply_fd": reply_write,
+            "leash_fd": leash_read,
+            "environment": sandbox.scrubbed_environment(str(self.workdir), extra),
+            "limits": {
+                "file_bytes": settings.disk_bytes,
+                "disk_bytes": settings.disk_bytes,
+                "processes": settings.processes,
+                "address_bytes": _address_bytes(settings, arena) if kind == "cpu" else 0,
+            },
+            "torch_folder": _torch_folder(),
+            "readable": _readable(subject),
+        }
+        inherited = [command_read, reply_write, leash_read, self.arena_fd]
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", sandbox.__file__, json.dumps(config)],
+                pass_fds=inherited,
+                stdin=subprocess.DEVNULL,
+                stdout=output_write,
+                stderr=output_write,
+                start_new_session=True,
+                cwd="/",
+            )
+        except OSError as error:
+            raise InfrastructureError(f"a runner process could not be started: {error}") from None
+        for fd in (command_read, reply_write, leash_read, output_write):
+            os.close(fd)
+        self.gone = os.pidfd_open(self.process.pid)
+        self.drain = Drain(output_read, settings.log_bytes)
+
+    def ask(self, op: Op, *, timeout_s: float, call: int = 0, flags: int = 0, argument: int = 0) -> Reply:
+        """One command and its reply; raises Failure for anything but OK, STATE_MISMATCH, NO_IPC and NOTHING."""
+        token = secrets.randbits(64)
+        record = wire.Command(op, call, token, flags, argument).pack()
+        began = time.monotonic()
+        try:
+            wire.write_all(self.command_fd, record)
+            data = wire.read_before(self.reply_fd, wire.REPLY.size, began + timeout_s, self.gone)
+        except wire.Late:
+            log = self.drain.text()
+            self.close()
+            raise Failure("timed_out", f"{_DOING[op]} took longer than {timeout_s:.0f} s", log) from None
+        except wire.Closed:
+            raise self._death(op) from None
+        self.handed = time.monotonic() - began
+        try:
+            reply = Reply.unpack(data)
+        except ValueError:
+            reply = None
+        if reply is None or (reply.op, reply.call, reply.token) != (op, call, token):
+            self.close()
+            raise Failure("dishonest", f"a forged, duplicate or out-of-order record came while {_DOING[op]} ran")
+        if reply.code in (Code.RAISED, Code.OUT_OF_MEMORY, Code.PROTOCOL):
+            raise self._raised(op, reply.code)
+        return reply
+
+    def _raised(self, op: Op, code: Code) -> Failure:
+        report = self.report()
+        error = str(report.get("error", "an error without a message"))
+        log = str(report.get("trace", ""))
+        if code == Code.OUT_OF_MEMORY:
+            return Failure("out_of_memory", f"{_DOING[op]} ran out of memory: {_first_line(error)}", log)
+        return Failure("crashed", f"{_DOING[op]} raised {_first_line(error)}", log)
+
+    def _death(self, op: Op) -> Failure:
+        try:
+            code = self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            code = None
+        log = self.drain.text()
+        self.close()
+        if code is None:
+            return Failure("crashed", f"the program closed its channels during {_DOING[op]}", log)
+        if code == 128 + signal.SIGKILL:
+            return Failure("out_of_memory", f"{_DOING[op]} was killed by the system, most likely for memory", log)
+        if code > 128:
+            with contextlib.suppress(ValueError):
+                name = signal.Signals(code - 128)
+                return Failure("crashed", f"{_DOING[op]} ended by {name.name} ({signal.strsignal(name)})", log)
+        return Failure("crashed", f"the process ended with exit code {code} during {_DOING[op]}", log)
+
+    def report(self) -> dict[str, Any]:
+        """The JSON that the runner last wrote, empty if it is none; for people and telemetry only."""
+        try:
+            value = json.loads(self.report_text())
+        except ValueError:
+            return {}
+        return value if isinstance(value, dict) else {}
+
+    def report_text(self) -> str:
+        """The report region as text; ValueError when its length is impossible."""
+        offset, size = self.arena.offsets["report"]
+        data = os.pread(self.arena_fd, size, offset)
+        length = int.from_bytes(data[:8], "little")
+        if length > size - 8:
+            raise ValueError(f"the report claims {length} bytes of {size}")
+        return data[8 : 8 + length].decode("utf-8", "replace")
+
+    def alive(self) -> bool:
+        """Whether the process still runs."""
+        return not self.closed and self.process.poll() is None
+
+    def close(self) -> None:
+        """Kill whatever still runs, children that left the group included; remove the folder. Safe to call twice."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.process.poll() is None:
+            sandbox.kill_tree(self.process.pid)
+        else:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        for fd in (self.command_fd, self.reply_fd, self.leash_fd, self.arena_fd, self.gone):
+            os.close(fd)
+        self.drain.thread.join(timeout=1)
+        shutil.rmtree(self.workdir, ignore_errors=True)
+
+
+_DOING = {
+    Op.HELLO: "starting the runner",
+    Op.ATTACH: "opening the shared buffers",
+    Op.LOAD: "loading the program",
+    Op.STATE: "copying the state",
+    Op.RESEED: "building the model again",
+    Op.PREPARE_MODEL: "prepare()",
+    Op.INPUTS: "taking the inputs",
+    Op.CALL: "a call",
+    Op.EXPORT: "exporting the outputs",
+    Op.EXPORT_HELD: "exporting kept outputs",
+    Op.NOOP: "a no-op",
+    Op.TRACE: "the trace",
+    Op.EXIT: "the end",
+}
+
+
+def _first_line(text: str) -> str:
+    return (text.strip().splitlines() or ["an error without a message"])[0][:400]
+
+
+def _sealed_memory(size: int) -> int:
+    """Anonymous shared memory that nobody can shrink, so that the oracle cannot be made to fault."""
+    fd = os.memfd_create("stitchcuda", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    return fd
+
+
+def _address_bytes(settings: EvaluationSettings, arena: wire.Arena) -> int:
+    if settings.memory_bytes is not None:
+        return settings.memory_bytes
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024 * 3 // 4 + (4 << 30) + arena.total
+    return 0
+
+
+def _torch_folder() -> str:
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise InfrastructureError("torch is not installed in this Python")
+    return str(Path(spec.origin).parents[1])
+
+
+def _readable(subject: Subject) -> list[str]:
+    """What the runner must be able to read under another user id."""
+    paths = [sys.executable, os.__file__, f"{_torch_folder()}/torch/__init__.py", sandbox.__file__]
+    if subject.search_path:
+        paths.append(subject.search_path)
+    return paths

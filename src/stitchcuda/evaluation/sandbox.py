@@ -1,0 +1,284 @@
+"""How the runner is confined: namespaces, another user id, no new privileges, limits, a private folder, a scrubbed
+environment. Started by path in a fresh interpreter; standard library only, Linux only.
+
+Every measure is tried and, where the machine refuses it, skipped and named, so that an Evaluation can say what was
+missing. This is not a jail for determined native attackers: it keeps a Program from the verdict, the network, other
+processes and the disk.
+
+Three processes: the *leash* (in the caller's PID namespace; kills everything when the caller goes), the *init* of the
+new PID namespace (mounts, then reaps), and the runner proper, which loses its privileges and calls ``runner.main``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
+PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 1, 36, 38
+MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
+SYS_MOUNT_SETATTR = 442
+FIRST_UID = 61000
+"""User ids 61000 to 64999 are given to runners, by the leash's process id, when the caller is root."""
+
+LEVELS = ("full", "same_user", "shared_pids", "session")
+"""From strictest to loosest, each dropping one thing CUDA's shared memory handles may not survive: another user id,
+the PID and IPC namespaces, all namespaces."""
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def scrubbed_environment(workdir: str, extra: dict[str, str]) -> dict[str, str]:
+    """What a runner sees of the environment: the search path, CUDA and thread settings, no keys, no home."""
+    kept = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "LANG", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    prefixes = ("CUDA_VISIBLE_", "CUDA_DEVICE_", "NVIDIA_", "GOMP_", "KMP_")
+    environment = {k: v for k, v in os.environ.items() if k in kept or k.startswith(prefixes)}
+    environment.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    environment.setdefault("LANG", "C.UTF-8")
+    environment |= {"HOME": workdir, "TMPDIR": workdir, "USER": "runner", "LOGNAME": "runner"}
+    environment |= {
+        "TORCH_EXTENSIONS_DIR": f"{workdir}/extensions",
+        "TRITON_CACHE_DIR": f"{workdir}/triton",
+        "TORCHINDUCTOR_CACHE_DIR": f"{workdir}/inductor",
+        "CUDA_CACHE_PATH": f"{workdir}/cuda",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+    return environment | extra
+
+
+def descendants(root: int) -> list[int]:
+    """Process ids of everything that descends from ``root``, itself excluded."""
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                text = Path(f"/proc/{entry}/stat").read_text()
+            except OSError:
+                continue
+            parents[int(entry)] = int(text.rpartition(")")[2].split()[1])
+    found, front = [], {root}
+    while front:
+        front = {pid for pid, parent in parents.items() if parent in front and pid not in found}
+        found += front
+    return found
+
+
+def kill_tree(leash: int) -> None:
+    """Kill a leash with all its descendants, those that left its process group included."""
+    for _ in range(20):
+        victims = descendants(leash)
+        for pid in victims:
+            _signal(pid)
+        if not victims:
+            break
+        time.sleep(0.005)
+    try:
+        os.killpg(leash, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        _signal(leash)
+
+
+def _signal(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _unshare(flag: int, name: str, missing: list[str]) -> bool:
+    if libc.unshare(flag) == 0:
+        return True
+    missing.append(name)
+    return False
+
+
+def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
+    return bool(libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()) == 0)
+
+
+def _read_only_everywhere() -> bool:
+    attributes = struct.pack("<QQQQ", 1, 0, 0, 0)
+    at_cwd, recursive = -100, 0x8000
+    return bool(
+        libc.syscall(SYS_MOUNT_SETATTR, at_cwd, b"/", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
+    )
+
+
+def _can_read(uid: int, paths: list[str]) -> bool:
+    """Whether a user id can reach the interpreter and the libraries; asked of a child that becomes it."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            os._exit(0 if all(os.access(p, os.R_OK) for p in paths) else 1)
+        except OSError:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def _as_exit_code(status: int) -> int:
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def _drop_capabilities() -> None:
+    header = struct.pack("<II", 0x20080522, 0)
+    libc.capset(header, struct.pack("<IIIIII", 0, 0, 0, 0, 0, 0))
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _confine(config: dict[str, Any], uid: int | None) -> None:
+    """The runner proper gives up what it does not need."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _limit(resource.RLIMIT_CORE, 0)
+    limits = config["limits"]
+    if not config["trusted"]:
+        _limit(resource.RLIMIT_FSIZE, limits["file_bytes"])
+        if uid is not None:
+            _limit(resource.RLIMIT_NPROC, limits["processes"])
+        if limits["address_bytes"]:
+            _limit(resource.RLIMIT_AS, limits["address_bytes"])
+    if uid is not None:
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    if not config["trusted"]:
+        _drop_capabilities()
+        libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+
+
+def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: bool, missing: list[str]) -> None:
+    """Mounts and the private folder; runs as init of the namespace, still privileged."""
+    workdir = config["workdir"]
+    if mounts:
+        libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+        if not _read_only_everywhere():
+            missing.append("read-only file system")
+        if own_pids and not _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV):
+            missing.append("own /proc")
+        size = f"size={config['limits']['disk_bytes']},mode=0755"
+        if not _mount("tmpfs", workdir, "tmpfs", MS_NOSUID | MS_NODEV, size):
+            missing.append("bounded folder")
+        _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, size)
+    elif not config["trusted"]:
+        missing.append("bounded folder")
+    if config["source"]:
+        shutil.copytree(config["source"], f"{workdir}/program", dirs_exist_ok=True, copy_function=shutil.copyfile)
+    if uid is not None:
+        for folder, _, files in os.walk(workdir):
+            for path in [folder, *(f"{folder}/{name}" for name in files)]:
+                os.chown(path, uid, uid)
+
+
+def _own_user_namespace(missing: list[str]) -> None:
+    uid, gid = os.getuid(), os.getgid()
+    if not _unshare(NEWUSER, "user namespace", missing):
+        return
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError:
+        missing.append("user namespace map")
+
+
+def _hold(leash_fd: int, child: int) -> int:
+    """Wait for the child's end, or kill everything when the caller's end of the leash closes."""
+    child_fd = os.pidfd_open(child)
+    while True:
+        ready, _, _ = select.select([leash_fd, child_fd], [], [])
+        if child_fd in ready:
+            return _as_exit_code(os.waitpid(child, 0)[1])
+        for pid in descendants(os.getpid()):
+            _signal(pid)
+        os._exit(137)
+
+
+def _be_init(runner: int) -> int:
+    """Reap whatever ends; return the runner's exit code when it is the runner."""
+    while True:
+        pid, status = os.wait()
+        if pid == runner:
+            return _as_exit_code(status)
+
+
+def launch(config: dict[str, Any]) -> int:
+    """Set the confinement up and run the runner in it; returns its exit code, 128 + signal for a signal."""
+    missing: list[str] = []
+    level, trusted = config["level"], config["trusted"]
+    root = os.geteuid() == 0
+    libc.prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)
+    mounts = own_pids = False
+    uid: int | None = None
+    if not trusted:
+        # Before the PID namespace is made: its first child must be init, and ends it by ending.
+        if root and level == "full":
+            candidate = FIRST_UID + os.getpid() % 4000
+            if _can_read(candidate, config["readable"]):
+                uid = candidate
+            else:
+                missing.append("own user id (the interpreter's folder is closed to other users)")
+        elif not root:
+            missing.append("own user id (not root)")
+        if level != "session":
+            if not root:
+                _own_user_namespace(missing)
+            _unshare(NEWNET, "network namespace", missing)
+            mounts = _unshare(NEWNS, "mount namespace", missing)
+            if level != "shared_pids":
+                _unshare(NEWIPC, "IPC namespace", missing)
+                own_pids = _unshare(NEWPID, "PID namespace", missing)
+        if level != "full":
+            missing.append(f"confinement level {level}")
+    channels = (config["command_fd"], config["reply_fd"], config["arena_fd"])
+    init = os.fork()
+    if init:
+        for fd in channels:
+            os.close(fd)
+        return _hold(config["leash_fd"], init)
+    os.close(config["leash_fd"])
+    _settle(config, uid, mounts, own_pids, missing)
+    runner = os.fork()
+    if runner:
+        for fd in channels:
+            os.close(fd)
+        os._exit(_be_init(runner))
+    os.environ.clear()
+    os.environ.update(config["environment"])
+    _confine(config, uid)
+    os.chdir(config["workdir"])
+    config["missing"] = missing
+    path = Path(__file__).with_name("runner.py")
+    spec = importlib.util.spec_from_file_location("stitchcuda_runner", path)
+    if spec is None or spec.loader is None:
+        os._exit(70)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    module.main(config)
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(launch(json.loads(sys.argv[1])))

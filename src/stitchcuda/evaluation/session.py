@@ -1,0 +1,171 @@
+"""One subject in play: its runner, its share of the oracle, and the exchange of one call. The protocol over several calls
+and subjects is in ``evaluator``."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+from typing import Any
+
+from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation.oracle_client import OracleClient
+from stitchcuda.evaluation.runner_client import Failure, RunnerClient, Subject
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.timing import Sample
+from stitchcuda.evaluation.wire import Code, Op
+
+_numbers = itertools.count(1)
+
+
+class Planes:
+    """How data reaches runners on this machine: the confinement level and whether device memory can be shared. Found out
+    once, by trying, and kept for the process's life."""
+
+    level = "full"
+    ipc = True
+
+
+class Session:
+    """A started runner. Use ``open`` and ``close``."""
+
+    def __init__(
+        self, subject: Subject, oracle: OracleClient, plan: dict[str, Any], kind: str, settings: EvaluationSettings
+    ) -> None:
+        self.subject, self.oracle, self.plan, self.kind, self.settings = subject, oracle, plan, kind, settings
+        self.number = next(_numbers)
+        self.runner: RunnerClient | None = None
+        self.missing: list[str] = []
+        self.seeded = False
+        self.seconds: dict[str, float] = {}
+        self.samples: list[tuple[str, Sample]] = []
+        self.noop = 0.0
+        self.held = 0
+        self.peak_device = self.peak_host = 0
+        self.missing_state: set[str] = set()
+        self.calls = 0
+        self.attached = False
+        self.torch = ""
+
+    @property
+    def live(self) -> RunnerClient:
+        """The runner; only between ``open`` and ``close``."""
+        assert self.runner is not None
+        return self.runner
+
+    def open(self) -> None:
+        """Start the runner and attach the shared buffers, at the strictest confinement under which they can be shared."""
+        while True:
+            self._start()
+            if self._attach():
+                return
+            self.close()
+            if Planes.level != sandbox.LEVELS[-1]:
+                Planes.level = sandbox.LEVELS[sandbox.LEVELS.index(Planes.level) + 1]
+            elif Planes.ipc:
+                Planes.ipc, Planes.level = False, "full"
+            else:
+                raise InfrastructureError("the runner could not map the shared buffers")
+            self.number = next(_numbers)
+
+    def _start(self) -> None:
+        on_device = self.kind == "cuda" and Planes.ipc
+        sizes = {region: self.plan[region] for region in ("inputs", "outputs", "state")}
+        self.ipc = dict(sizes) if on_device else {}
+        if self.ipc and self.plan["host_inputs"]:
+            del self.ipc["inputs"]
+        arena = wire.Arena(
+            setup=self.plan["descriptions"],
+            structure=self.plan["descriptions"],
+            report=max(1 << 20, self.plan["descriptions"]),
+            **{region: 0 if region in self.ipc else size for region, size in sizes.items()},
+        )
+        self.runner = RunnerClient(
+            self.subject, kind=self.kind, level=Planes.level, arena=arena, settings=self.settings
+        )
+
+    def _attach(self) -> bool:
+        runner = self.live
+        self.oracle.ask(
+            "attach",
+            fds=[runner.arena_fd],
+            session=self.number,
+            arena=vars(runner.arena),
+            ipc=self.ipc,
+            flush_bytes=self.settings.flush_bytes,
+        )
+        self.attached = True
+        try:
+            runner.ask(Op.HELLO, timeout_s=self.settings.load_timeout_s)
+            hello = runner.report()
+            self.missing = [str(m) for m in hello.get("missing", [])]
+            self.torch = str(hello.get("torch", ""))
+            reply = runner.ask(Op.ATTACH, timeout_s=self.settings.load_timeout_s)
+        except Failure as failure:
+            raise InfrastructureError(f"the runner did not start: {failure.message}; {failure.log[-1500:]}") from None
+        return reply.code == Code.OK
+
+    def load(self) -> None:
+        """Import, construct, copy the state (or reseed both sides), and let the subject prepare."""
+        runner, settings = self.live, self.settings
+        reply = runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, argument=secrets.randbits(62))
+        self._take_peaks(reply)
+        self.seconds["load"] = runner.handed
+        self.oracle.ask("state", session=self.number)
+        reply = runner.ask(Op.STATE, timeout_s=settings.load_timeout_s)
+        if reply.code == Code.STATE_MISMATCH:
+            self.seeded = True
+            seed = self.oracle.ask("reseed")["seed"]
+            runner.ask(Op.RESEED, timeout_s=settings.load_timeout_s, argument=seed)
+        reply = runner.ask(Op.PREPARE_MODEL, timeout_s=settings.prepare_timeout_s)
+        if reply.code == Code.OK and not self.subject.trusted:
+            self.seconds["prepare"] = runner.handed
+
+    def call(self, call: int, seed: int, *, hold: bool, state: bool, timeout_s: float) -> Sample:
+        """One exchange: take the inputs, run, export. The inputs must have been filled in."""
+        runner = self.live
+        patience = self.settings.load_timeout_s
+        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=wire.FLUSH)
+        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=wire.HOLD if hold else 0, argument=seed)
+        handed = runner.handed
+        self._take_peaks(reply)
+        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=wire.STATE_OUT if state else 0)
+        self.held += hold
+        self.calls += 1
+        return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed)
+
+    def _take_peaks(self, reply: wire.Reply) -> None:
+        self.peak_device = max(self.peak_device, reply.peak_device)
+        self.peak_host = max(self.peak_host, reply.peak_host)
+
+    def measure_noop(self) -> None:
+        """What a hand-over costs by the supervisor's clock, seconds (median of nine)."""
+        costs = []
+        for _ in range(9):
+            self.live.ask(Op.NOOP, timeout_s=10)
+            costs.append(self.live.handed)
+        self.noop = sorted(costs)[4]
+
+    def check_held(self) -> None:
+        """Read the kept outputs again; Failure when one has changed."""
+        for index in range(self.held):
+            self.live.ask(Op.EXPORT_HELD, timeout_s=self.settings.load_timeout_s, argument=index)
+            verdict = self.oracle.ask("check_held", session=self.number, index=index)
+            if not verdict["ok"]:
+                raise Failure("wrong_output", verdict["message"])
+
+    def trace(self) -> str:
+        """A torch.profiler pass over the inputs last taken; the runner's raw report."""
+        self.live.ask(Op.TRACE, timeout_s=self.settings.load_timeout_s, argument=self.settings.trace_calls)
+        return self.live.report_text()
+
+    def close(self) -> None:
+        """End the runner and free its buffers; safe to call twice."""
+        if self.runner is not None:
+            self.runner.close()
+            self.runner = None
+        if self.attached:
+            self.attached = False
+            with contextlib.suppress(InfrastructureError):
+                self.oracle.ask("detach", session=self.number)

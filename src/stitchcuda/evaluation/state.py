@@ -1,0 +1,99 @@
+"""A module's state by name, and how a fresh module is brought to its device and precision class. The same on both sides:
+torch and the standard library only, loaded by path in the runner.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+from torch import nn
+
+CAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def seed_all(seed: int) -> None:
+    """Seed every generator that a constructor or a forward may draw from."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def settle(model: nn.Module, device: str, precision: str) -> nn.Module:
+    """Cast to the precision class and move to ``device``, tensors kept as plain attributes included."""
+    dtype = CAST.get(precision)
+    if dtype is not None:
+        model = model.to(dtype)
+    model = model.to(device)
+    for part in model.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, torch.Tensor):
+                if dtype is not None and value.dtype in (torch.float32, torch.float64):
+                    value = value.to(dtype)
+                setattr(part, name, value.detach().to(device))
+    return model
+
+
+def named_state(model: nn.Module) -> dict[str, tuple[str, torch.Tensor]]:
+    """Kind ('parameter', 'buffer', 'attribute') and tensor by dotted name; a tied tensor under each of its names."""
+    found = {name: ("parameter", tensor.detach()) for name, tensor in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in model.named_buffers(remove_duplicate=False):
+        found[name] = ("buffer", tensor)
+    for prefix, part in model.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                found[f"{prefix}.{key}" if prefix else key] = ("attribute", value)
+    return found
+
+
+def snapshot(model: nn.Module) -> dict[str, torch.Tensor]:
+    """A copy of the whole state by name."""
+    return {name: tensor.detach().clone() for name, (_, tensor) in named_state(model).items()}
+
+
+@torch.no_grad()
+def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
+    """Put a snapshot back in place; names or shapes that have gone are skipped."""
+    for name, (_, tensor) in named_state(model).items():
+        if name in saved and saved[name].shape == tensor.shape:
+            tensor.detach().copy_(saved[name])
+
+
+@torch.no_grad()
+def perturb(model: nn.Module, seed: int) -> set[str]:
+    """Move every parameter and the BatchNorm statistics off the values a constructor gives, in place.
+
+    Weights are scaled by 1 + 0.02 n and shifted by 0.01 of their spread; constant ones (norm scales, zero biases) by a
+    fifth of their value or by 0.05, so that leaving them out shows. Running variances stay positive. Returns the names
+    that changed.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(like: torch.Tensor) -> torch.Tensor:
+        return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like.device, like.dtype)
+
+    changed: set[str] = set()
+    seen: set[int] = set()
+    for name, (kind, tensor) in named_state(model).items():
+        if kind != "parameter" or not tensor.is_floating_point() or tensor.numel() == 0:
+            continue
+        changed.add(name)
+        if tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        spread = float(tensor.float().std()) if tensor.numel() > 1 else 0.0
+        level = float(tensor.float().abs().max())
+        if spread <= 1e-6 * level or tensor.numel() == 1:
+            tensor.add_(noise(tensor) * (0.2 * level if level else 0.05))
+        else:
+            tensor.mul_(1 + 0.02 * noise(tensor)).add_(0.01 * spread * noise(tensor))
+    for prefix, part in model.named_modules():
+        mean, variance = getattr(part, "running_mean", None), getattr(part, "running_var", None)
+        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
+            mean.add_(0.1 * noise(mean))
+            variance.mul_(torch.exp(0.3 * noise(variance)))
+            changed |= {f"{prefix}.running_mean".lstrip("."), f"{prefix}.running_var".lstrip(".")}
+    return changed
