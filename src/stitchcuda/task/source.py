@@ -75,7 +75,8 @@ def _binds(statement: ast.stmt) -> Iterator[str]:
                 yield alias.asname or alias.name.split(".")[0]
         case ast.Assign():
             for target in statement.targets:
-                yield from (node.id for node in ast.walk(target) if isinstance(node, ast.Name))
+                names = (node for node in ast.walk(target) if isinstance(node, ast.Name))
+                yield from (node.id for node in names if isinstance(node.ctx, ast.Store))
         case ast.AnnAssign() if statement.value is not None and isinstance(statement.target, ast.Name):
             yield statement.target.id
         case _:
