@@ -61,6 +61,14 @@ def test_own_ranges_on_a_cpu_are_shown_by_their_launchers_name() -> None:
     assert [(kernel.name, kernel.origin) for kernel in found.kernels] == [("fused_chain", "own")]
 
 
+def test_what_the_profiler_costs_on_a_cpu_is_scaled_away() -> None:
+    rows = [TraceRow(name=f"aten::{n}", seconds=2e-3, calls=1, kind="op") for n in ("mul", "add")]
+    found = profile(trace(rows, 1e-3), subject="reference", device=CPU)
+    assert found.timeline.busy_seconds == pytest.approx(1e-3)
+    assert [kernel.seconds for kernel in found.kernels] == pytest.approx([0.5e-3, 0.5e-3])
+    assert "saves 0.5 ms of 1 ms" in found.suggestion
+
+
 def test_facts_let_the_roofline_decide_where_names_say_nothing() -> None:
     facts = TaskFacts(
         inputs=[TensorFacts(shape=(1024, 1024, 512), dtype="float32"), "3"],

@@ -44,6 +44,7 @@ def profile(
             device=session.device,
             facts=session.facts,
             precision=session.task.precision,
+            flops=session.evaluator.plan["work"]["flops"],
         )
     if as_json:
         typer.echo(found.model_dump_json(indent=2))

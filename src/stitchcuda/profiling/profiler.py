@@ -44,19 +44,23 @@ def profile(
 ) -> Profile:
     """Summarise one traced call and label its bottleneck.
 
-    The device's ceilings, ``facts`` and ``flops`` (FLOP of a call) sharpen the label where they are known.
-    Seconds are per call. Busy time is the sum over kernels (cpu: operators' self time), which can exceed the wall
-    time where kernels overlap or the profiler slows operators down; the gap is then 0.
+    The device's ceilings, ``facts`` and ``flops`` (FLOP of a call) sharpen the label where they are known. Seconds
+    are per call. Busy time is the sum over kernels (cpu: operators' self time). It can exceed the wall time, which
+    is measured without the profiler: on cuda where kernels overlap (the gap is then 0); on cpu, where operators run
+    one after the other, only by the profiler's own cost, which is scaled away.
     """
     on_cpu = trace.target == "cpu"
     wall = _seconds(trace.wall_seconds)
-    busy = _seconds(trace.busy_seconds) or sum(_seconds(row.seconds) for row in trace.rows)
-    kernels = [_kernel(row, busy) for row in sorted(trace.rows, key=lambda row: -_seconds(row.seconds))]
+    recorded = _seconds(sum(_seconds(row.seconds) for row in trace.rows))
+    scale = wall / recorded if on_cpu and recorded > wall > 0 else 1.0
+    busy = recorded * scale
+    rows = sorted(trace.rows, key=lambda row: -_seconds(row.seconds))
+    kernels = [_kernel(row, scale, recorded) for row in rows]
     timeline = Timeline(
         wall_seconds=wall,
         busy_seconds=busy,
         gap_seconds=max(wall - busy, 0.0),
-        copy_seconds=sum(_seconds(row.seconds) for row in trace.rows if _is_copy(row, on_cpu)),
+        copy_seconds=sum(_seconds(row.seconds) for row in trace.rows if _is_copy(row, on_cpu)) * scale,
         launches=max(round(_seconds(trace.launches)), 0),
     )
     work = None if facts is None else Work(least_bytes(facts, precision), flops, precision)
@@ -90,12 +94,12 @@ def _is_copy(row: TraceRow, on_cpu: bool) -> bool:
     return row.kind == "copy" and (on_cpu or "DtoD" not in row.name)
 
 
-def _kernel(row: TraceRow, busy: float) -> KernelTime:
+def _kernel(row: TraceRow, scale: float, recorded: float) -> KernelTime:
     seconds = _seconds(row.seconds)
     return KernelTime(
         name=row.name.removeprefix("own::"),
-        seconds=seconds,
-        share=min(seconds / busy, 1.0) if busy > 0 else 0.0,
+        seconds=seconds * scale,
+        share=min(seconds / recorded, 1.0) if recorded > 0 else 0.0,
         calls=max(round(_seconds(row.calls)), 1),
         origin=row.origin,
         operator=row.operator,

@@ -45,11 +45,13 @@ def remedies(
 ) -> list[Remedy]:
     """Every change that applies, largest predicted saving first."""
     on_cpu = device is not None and device.target.kind == "cpu"
+    # Where kernels overlap, a second of kernel time is less than a second of the call.
+    wall_per_busy = min(1.0, timeline.wall_seconds / timeline.busy_seconds) if timeline.busy_seconds > 0 else 1.0
     seconds: dict[Family, float] = {}
     calls: dict[Family, int] = {}
     for kernel in kernels:
         kind = family(kernel.name, kernel.operator)
-        seconds[kind] = seconds.get(kind, 0.0) + kernel.seconds
+        seconds[kind] = seconds.get(kind, 0.0) + kernel.seconds * wall_per_busy
         calls[kind] = calls.get(kind, 0) + kernel.calls
     found = [
         *_host(timeline, on_cpu, "synchronise" in seconds),

@@ -28,7 +28,7 @@ def show(profile: Profile, *, title: str = "", top: int = 12, console: Console |
         share = min(seconds / line.wall_seconds, 1.0) if line.wall_seconds > 0 else 0.0
         table.add_row(name, milliseconds(seconds), f"{share:.0%}", "█" * round(share * BAR))
     console.print(table)
-    console.print(f"{line.launches} launches a call")
+    console.print(f"{line.launches} kernels or operators a call")
     console.print()
     console.print(_kernels(profile.kernels[:top]))
     left = len(profile.kernels) - top
