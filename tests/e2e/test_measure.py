@@ -107,6 +107,13 @@ def test_a_terminated_runner_keeps_what_is_finished(tmp_path: Path) -> None:
     assert [Path(e["item"]).name for e in items(tmp_path)] == ["quick.py"]
 
 
+def test_more_measuring_lanes_than_gpus_are_refused(tmp_path: Path) -> None:
+    done = measure(tmp_path, "script", script(tmp_path, "one.py", COUNTED), "--lanes", "64")
+    assert done.returncode != 0
+    assert "disturb each other" in done.stderr
+    assert not (tmp_path / "r.json").exists()
+
+
 def test_a_foreign_result_file_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "r.json").write_text("[1, 2]")
     done = measure(tmp_path, "script", script(tmp_path, "one.py", COUNTED))
