@@ -27,6 +27,7 @@ from stitchcuda.evaluation.build_errors import cut, digest
 from stitchcuda.evaluation.build_tools import Toolchain, cpu_toolchain, cuda_toolchain
 from stitchcuda.program.bindings import render
 from stitchcuda.program.files import write_program
+from stitchcuda.program.flags import native_sources
 from stitchcuda.program.model import Launcher, Manifest, Program
 from stitchcuda.program.validate import validate
 from stitchcuda.task.model import Precision, Target
@@ -130,8 +131,7 @@ def _library(
     program: Program, manifest: Manifest, toolchain: Toolchain, cache: Path, precision: str, deadline: float
 ) -> tuple[Path, bool]:
     """The shared library in the cache, and whether it had to be compiled."""
-    suffixes = (".cu",) if manifest.target == "cuda" else (".cpp", ".cc")
-    sources = sorted(path for path in program.files if path.endswith(suffixes))
+    sources = native_sources(program.files, manifest.target)
     native = {path: text for path, text in program.files.items() if not path.endswith((".py", ".md", ".txt"))}
     names = sorted(launcher.name for launcher in manifest.launchers)
     key = _key(json.dumps([native, names], sort_keys=True), precision, _describe(toolchain))

@@ -13,13 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stitchcuda.errors import ToolMissing
+from stitchcuda.program.flags import CXX_FLAGS, NVCC_FLAGS, NVCC_LINK_FLAGS
 
 CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
-
-CXX_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-w")
-"""No -ffast-math: it reorders sums and drops NaN and infinity, which strict fp32 must keep."""
-
-NVCC_FLAGS = ("-O3", "-std=c++17", "-lineinfo", "-w", "-Xcompiler", "-fPIC")
 
 
 @dataclass(frozen=True)
@@ -45,7 +41,7 @@ def cuda_toolchain(arch: str, libraries: tuple[str, ...] = ()) -> Toolchain:
     nvcc = find_nvcc()
     number = arch_number(arch)
     gencode = f"-gencode=arch=compute_{number},code=sm_{number}"
-    link = (gencode, "-cudart", "static", "-Xlinker", "-z", "-Xlinker", "defs", *(f"-l{name}" for name in libraries))
+    link = (gencode, *NVCC_LINK_FLAGS, "-Xlinker", "-z", "-Xlinker", "defs", *(f"-l{name}" for name in libraries))
     return Toolchain(nvcc, (*NVCC_FLAGS, gencode), link, f"{version_of(nvcc)} {version_of(find_cxx())}")
 
 

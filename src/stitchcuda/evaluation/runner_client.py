@@ -283,7 +283,7 @@ def _torch_folder() -> str:
 
 def _readable(subject: Subject) -> list[str]:
     """What the runner must be able to read under another user id."""
-    paths = [sys.executable, os.__file__, f"{_torch_folder()}/torch/__init__.py", sandbox.__file__]
-    if subject.search_path:
-        paths.append(subject.search_path)
-    return paths
+    paths = [sys.base_prefix, sys.prefix, os.path.dirname(os.__file__), _torch_folder(), str(Path(__file__).parent)]
+    paths += os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    paths += [os.environ.get("CUDA_HOME", ""), os.environ.get("CUDA_PATH", ""), subject.search_path or ""]
+    return list(dict.fromkeys(path for path in paths if path and os.path.exists(path)))

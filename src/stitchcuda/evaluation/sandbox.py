@@ -17,7 +17,6 @@ import json
 import os
 import resource
 import select
-import shutil
 import signal
 import struct
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 
 NEWNS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 PR_SET_DUMPABLE, PR_SET_PDEATHSIG, PR_SET_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 1, 36, 38
-MS_NOSUID, MS_NODEV, MS_REC, MS_PRIVATE = 2, 4, 0x4000, 0x40000
+MS_NOSUID, MS_NODEV, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 0x1000, 0x4000, 0x40000
 SYS_MOUNT_SETATTR = 442
 FIRST_UID = 61000
 """User ids 61000 to 64999 are given to runners, by the leash's process id, when the caller is root."""
@@ -167,11 +166,49 @@ def _confine(config: dict[str, Any], uid: int | None) -> None:
         libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
-def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: bool, missing: list[str]) -> None:
-    """Mounts and the private folder; runs as init of the namespace, still privileged."""
+def _open_closed_folders(needed: list[str], workdir: str) -> None:
+    """Where needed paths lie in folders closed to other users (a home), cover those by empty ones that hold the needed
+    paths alone, so that another user id can reach these and nothing else there."""
+    closed: dict[str, list[str]] = {}
+    for path in sorted({os.path.realpath(p) for p in needed}, key=len):
+        for ancestor in reversed(Path(path).parents):
+            if not ancestor.stat().st_mode & 0o001:
+                trees = closed.setdefault(str(ancestor), [])
+                if not any(path == t or path.startswith(t + "/") for t in trees):
+                    trees.append(path)
+                break
+    for folder, trees in closed.items():
+        held = []
+        for index, tree in enumerate(trees):
+            place = f"{workdir}/.held{index}"
+            _make_mount_point(tree, place)
+            if libc.mount(tree.encode(), place.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None):
+                return
+            held.append((place, tree))
+        if not _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755"):
+            return
+        for place, tree in held:
+            _make_mount_point(place, tree)
+            libc.mount(place.encode(), tree.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+
+
+def _make_mount_point(like: str, at: str) -> None:
+    if os.path.isdir(like):
+        os.makedirs(at, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(at), exist_ok=True)
+        Path(at).touch()
+
+
+def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: bool, missing: list[str]) -> int | None:
+    """Mounts, the private folder, and the user id that can be had; runs as init of the namespace, still privileged."""
     workdir = config["workdir"]
+    source = Path(config["source"]) if config["source"] else None
+    files = {p.relative_to(source): p.read_bytes() for p in source.rglob("*") if p.is_file()} if source else {}
     if mounts:
         libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
+        if uid is not None:
+            _open_closed_folders([*config["readable"], workdir], workdir)
         if not _read_only_everywhere():
             missing.append("read-only file system")
         if own_pids and not _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV):
@@ -182,12 +219,18 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
         _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, size)
     elif not config["trusted"]:
         missing.append("bounded folder")
-    if config["source"]:
-        shutil.copytree(config["source"], f"{workdir}/program", dirs_exist_ok=True, copy_function=shutil.copyfile)
+    for path, data in files.items():
+        place = Path(workdir) / "program" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+    if uid is not None and not _can_read(uid, config["readable"]):
+        missing.append("own user id (the interpreter's folder is closed to other users)")
+        uid = None
     if uid is not None:
         for folder, _, files in os.walk(workdir):
             for path in [folder, *(f"{folder}/{name}" for name in files)]:
                 os.chown(path, uid, uid)
+    return uid
 
 
 def _own_user_namespace(missing: list[str]) -> None:
@@ -229,16 +272,9 @@ def launch(config: dict[str, Any]) -> int:
     root = os.geteuid() == 0
     libc.prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)
     mounts = own_pids = False
-    uid: int | None = None
+    candidate = FIRST_UID + os.getpid() % 4000 if root and level == "full" and not trusted else None
     if not trusted:
-        # Before the PID namespace is made: its first child must be init, and ends it by ending.
-        if root and level == "full":
-            candidate = FIRST_UID + os.getpid() % 4000
-            if _can_read(candidate, config["readable"]):
-                uid = candidate
-            else:
-                missing.append("own user id (the interpreter's folder is closed to other users)")
-        elif not root:
+        if not root:
             missing.append("own user id (not root)")
         if level != "session":
             if not root:
@@ -257,7 +293,7 @@ def launch(config: dict[str, Any]) -> int:
             os.close(fd)
         return _hold(config["leash_fd"], init)
     os.close(config["leash_fd"])
-    _settle(config, uid, mounts, own_pids, missing)
+    uid = _settle(config, candidate, mounts, own_pids, missing)
     runner = os.fork()
     if runner:
         for fd in channels:
