@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 def profile(
     task: Annotated[str, typer.Argument(metavar="TASK", help="A .py file, or kernelbench:LEVEL/ID.")],
     program: Annotated[
-        Path | None, typer.Argument(metavar="[PROGRAM]", help="A .py file or a folder with program.py; none: the task.")
+        Path | None, typer.Argument(metavar="PROGRAM", help="A .py file or a folder with program.py; none: the task.")
     ] = None,
     target: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "auto",
     root: Annotated[Path | None, typer.Option(help="KernelBench's checkout or Parquet folder.")] = None,
