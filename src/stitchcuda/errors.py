@@ -44,6 +44,10 @@ class BudgetExceeded(StitchError):
     exit_code = 1
 
 
+class KnowledgeError(StitchError):
+    """A knowledge source or index cannot be used: not there, not reachable, of another schema, or refused."""
+
+
 class RunError(StitchError):
     """A run folder is missing, locked by another process, or its journal is damaged."""
 

@@ -1,0 +1,290 @@
+"""Ranking: which passages answer a query.
+
+Lexical first: candidates from the full-text index by the query's rarer terms and from the symbol table, scored by
+BM25F over title, symbols and body (Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework") with
+boosts for exact symbols and for covering the whole query. With an embedder, the nearest vectors are fused in by
+reciprocal rank (Cormack et al. 2009). Storing is in ``knowledge.store``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from stitchcuda.knowledge.model import Passage
+from stitchcuda.knowledge.store import Store
+from stitchcuda.knowledge.tagging import arch_fits, normalize_arch
+from stitchcuda.knowledge.tokens import query_symbols, query_tokens
+
+if TYPE_CHECKING:
+    from stitchcuda.knowledge.embedding import Embedder, VectorCache
+
+K1, B = 1.2, 0.75
+TITLE, SYMBOL, BODY = 2.5, 3.0, 1.0
+"""Weights of an occurrence in a title, among declared symbols, in the text."""
+EXACT = 0.8
+"""What an exact symbol adds, in units of the symbol's own idf."""
+COVERAGE = 0.5
+"""Share of the score that depends on how much of the query's idf mass a passage covers."""
+NOTE_PRIOR = 1.15
+"""Notes and prose against declarations, for queries that name no symbol: advice before reference."""
+RRF = 60
+"""The constant of reciprocal-rank fusion."""
+POSTINGS_BUDGET = 6000
+"""Postings that one query may touch in the full-text index; its rarest terms come first."""
+CANDIDATES = 160
+MAX_TERMS = 24
+
+
+def _quote(term: str) -> str:
+    return '"' + term.replace('"', '""') + '"'
+
+
+class Searcher:
+    """Searches one store. Cheap to make; keep it to keep the vectors loaded."""
+
+    def __init__(self, store: Store, embedder: Embedder | None = None) -> None:
+        self.store, self.embedder = store, embedder
+        self._vectors: VectorCache | None = None
+
+    def search(
+        self,
+        query: str,
+        *,
+        limit: int = 5,
+        arch: Sequence[str] = (),
+        libraries: Sequence[str] = (),
+        kinds: Sequence[str] = (),
+        exclude: Iterable[int] = (),
+    ) -> list[Passage]:
+        """The best passages for ``query``, best first.
+
+        ``arch`` keeps passages that hold for one of these architectures (or for all), ``libraries`` those about one
+        of them, ``kinds`` those of these kinds; ``exclude`` leaves out chunks by id. Raises ValueError for an
+        unknown architecture.
+        """
+        total, mean_length = self.store.totals()
+        if total == 0 or not query.strip():
+            return []
+        allowed = self._allowed_tagsets(arch, libraries)
+        if allowed is not None and not allowed:
+            return []
+        banned = frozenset(exclude)
+        lexical = self._lexical(query, total, mean_length, allowed, tuple(kinds), banned)
+        if self.embedder is None:
+            ranked = lexical[:limit]
+        else:
+            ranked = self._fused(query, lexical, allowed, tuple(kinds), banned)[:limit]
+        return self.passages(ranked)
+
+    # -- filters
+
+    def _allowed_tagsets(self, arch: Sequence[str], libraries: Sequence[str]) -> list[int] | None:
+        """Ids of the tag sets that pass, None when everything does."""
+        if not arch and not libraries:
+            return None
+        wanted, names = normalize_arch(arch), {library.lower() for library in libraries}
+        rows = self.store.connection.execute("SELECT id, arch, libraries FROM tagsets")
+        return [
+            i
+            for i, have, libs in rows
+            if (not wanted or arch_fits(have.split(), wanted)) and (not names or names & set(libs.split()))
+        ]
+
+    @staticmethod
+    def _where(allowed: list[int] | None, kinds: tuple[str, ...]) -> str:
+        """SQL on chunks ``c``; the values are ours, never the user's."""
+        clauses = []
+        if allowed is not None:
+            clauses.append(f"c.tagset IN ({','.join(map(str, allowed))})")
+        if kinds:
+            clauses.append(f"c.kind IN ({','.join(repr(k) for k in kinds if k.isalpha())})")
+        else:
+            clauses.append("c.kind <> 'snippet'")
+        return " AND ".join(clauses)
+
+    # -- lexical
+
+    def _lexical(
+        self,
+        query: str,
+        total: int,
+        mean: float,
+        allowed: list[int] | None,
+        kinds: tuple[str, ...],
+        banned: frozenset[int],
+    ) -> list[tuple[int, float]]:
+        weights = query_tokens(query)
+        counts = self._document_counts(weights)
+        idf = {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in counts.items() if n > 0}
+        terms = sorted(idf, key=lambda t: -idf[t] * weights[t])[:MAX_TERMS]
+        symbols = query_symbols(query)
+        where = self._where(allowed, kinds)
+        candidates: dict[int, None] = {}
+        for row in self._by_symbol(symbols, where):
+            candidates[row] = None
+        for expression in self._expressions(terms, weights, counts):
+            for row in self._by_text(expression, where):
+                candidates[row] = None
+        kept = [c for c in candidates if c not in banned]
+        return self._score(kept, {t: weights[t] * idf[t] for t in terms}, symbols, idf, total, mean)
+
+    def _document_counts(self, weights: Mapping[str, float]) -> dict[str, int]:
+        marks = ",".join("?" * len(weights))
+        rows = self.store.connection.execute(
+            f"SELECT term, documents FROM terms WHERE term IN ({marks})", list(weights)
+        )
+        return dict(rows)
+
+    @staticmethod
+    def _expressions(terms: list[str], weights: Mapping[str, float], counts: Mapping[str, int]) -> list[str]:
+        """Full-text queries whose union holds the candidates, within the postings budget.
+
+        Any of the rarer terms, as many as fit; then, for what the budget left out, pairs of the rarest of them.
+        """
+        rare: list[str] = []
+        spent = 0
+        for term in sorted(terms, key=lambda t: counts[t]):
+            if rare and spent + counts[term] > POSTINGS_BUDGET:
+                break
+            if counts[term] > POSTINGS_BUDGET:
+                break
+            rare.append(term)
+            spent += counts[term]
+        out = [" OR ".join(map(_quote, rare))] if rare else []
+        left = [t for t in terms if t not in rare and weights[t] >= 0.5]
+        if left:
+            left.sort(key=lambda t: counts[t])
+            out.append(" AND ".join(map(_quote, left[:3])))
+            if len(left) > 3 or not rare:
+                out.append(" AND ".join(map(_quote, left[:2])))
+            if not rare and len(left) == 1:
+                out = [_quote(left[0])]
+        return out
+
+    def _by_symbol(self, symbols: list[str], where: str) -> list[int]:
+        if not symbols:
+            return []
+        marks = ",".join("?" * len(symbols))
+        sql = (
+            f"SELECT DISTINCT c.id FROM symbols s JOIN chunks c ON c.id = s.chunk WHERE s.form IN ({marks}) AND {where}"
+        )
+        return [row[0] for row in self.store.connection.execute(f"{sql} LIMIT {CANDIDATES}", symbols)]
+
+    def _by_text(self, expression: str, where: str) -> list[int]:
+        sql = (
+            "SELECT p.rowid FROM passages p JOIN chunks c ON c.id = p.rowid "
+            f"WHERE passages MATCH ? AND {where} ORDER BY bm25(passages, {TITLE}, {SYMBOL}, {BODY}) LIMIT {CANDIDATES}"
+        )
+        return [row[0] for row in self.store.connection.execute(sql, (expression,))]
+
+    def _score(
+        self,
+        ids: list[int],
+        mass: Mapping[str, float],
+        symbols: list[str],
+        idf: Mapping[str, float],
+        total: int,
+        mean: float,
+    ) -> list[tuple[int, float]]:
+        if not ids:
+            return []
+        marks = ",".join(map(str, ids))
+        db = self.store.connection
+        exact: dict[int, float] = {}
+        if symbols:
+            ceiling = math.log(1 + total / 0.5)
+            forms = ",".join("?" * len(symbols))
+            rows = db.execute(
+                f"SELECT form, chunk FROM symbols WHERE form IN ({forms}) AND chunk IN ({marks})", symbols
+            )
+            for form, chunk in rows:
+                exact[chunk] = exact.get(chunk, 0.0) + idf.get(form, ceiling)
+        whole_mass = sum(mass.values()) or 1.0
+        scored: list[tuple[int, float]] = []
+        rows = db.execute(
+            "SELECT p.rowid, p.title, p.symbols, p.body, c.length, c.kind "
+            "FROM passages p JOIN chunks c ON c.id = p.rowid "
+            f"WHERE p.rowid IN ({marks})"
+        )
+        for chunk, title, declared, body, length, kind in rows:
+            title_words, declared_words, body_words = title.split(), declared.split(), body.split()
+            present = set(body_words).union(title_words, declared_words)
+            norm = 1 - B + B * length / max(mean, 1.0)
+            score = covered = 0.0
+            for term, worth in mass.items():
+                if term not in present:
+                    continue
+                tf = TITLE * title_words.count(term) + SYMBOL * declared_words.count(term)
+                tf += BODY * body_words.count(term) / norm
+                score += worth * tf * (K1 + 1) / (tf + K1)
+                covered += worth
+            score *= 1 - COVERAGE + COVERAGE * covered / whole_mass
+            if not symbols and kind != "symbol":
+                score *= NOTE_PRIOR
+            scored.append((chunk, score + EXACT * exact.get(chunk, 0.0)))
+        scored.sort(key=lambda item: (-item[1], item[0]))
+        return scored
+
+    # -- vectors
+
+    def _fused(
+        self,
+        query: str,
+        lexical: list[tuple[int, float]],
+        allowed: list[int] | None,
+        kinds: tuple[str, ...],
+        banned: frozenset[int],
+    ) -> list[tuple[int, float]]:
+        from stitchcuda.knowledge.embedding import VectorCache
+
+        assert self.embedder is not None
+        if self._vectors is None:
+            self._vectors = VectorCache(self.store, self.embedder)
+        nearest = self._vectors.nearest(query, CANDIDATES)
+        if nearest and (allowed is not None or kinds or banned):
+            marks = ",".join(str(chunk) for chunk, _ in nearest)
+            sql = f"SELECT c.id FROM chunks c WHERE c.id IN ({marks}) AND {self._where(allowed, kinds)}"
+            passing = {row[0] for row in self.store.connection.execute(sql)} - banned
+            nearest = [item for item in nearest if item[0] in passing]
+        fused: dict[int, float] = {}
+        for weight, ranking in ((1.0, lexical), (self.embedder.weight, nearest)):
+            for rank, (chunk, _) in enumerate(ranking):
+                fused[chunk] = fused.get(chunk, 0.0) + weight / (RRF + rank + 1)
+        return sorted(fused.items(), key=lambda item: (-item[1], item[0]))
+
+    # -- results
+
+    def passages(self, ranked: Sequence[tuple[int, float]]) -> list[Passage]:
+        """Load passages by chunk id, in the order given; ids that are gone are left out."""
+        if not ranked:
+            return []
+        rows = self.store.connection.execute(
+            "SELECT c.id, c.kind, c.anchor, c.title, c.symbols, c.text, d.name, s.uri, s.version, t.arch, t.libraries "
+            "FROM chunks c JOIN documents d ON d.id = c.document JOIN sources s ON s.id = d.source "
+            f"JOIN tagsets t ON t.id = c.tagset WHERE c.id IN ({','.join(str(chunk) for chunk, _ in ranked)})"
+        )
+        loaded = {row[0]: row[1:] for row in rows}
+        out = []
+        for chunk, score in ranked:
+            if chunk not in loaded:
+                continue
+            kind, anchor, title, symbols, text, name, uri, version, arch, libraries = loaded[chunk]
+            out.append(
+                Passage(
+                    chunk_id=chunk,
+                    reference=f"{name}#{anchor}" if anchor else name,
+                    title=" > ".join(json.loads(title)),
+                    text=text,
+                    source=uri if uri.endswith(name) else f"{uri}/{name}",
+                    version=version,
+                    score=round(score, 6),
+                    kind=kind,
+                    symbols=tuple(json.loads(symbols)),
+                    arch=tuple(arch.split()),
+                    libraries=tuple(libraries.split()),
+                )
+            )
+        return out
