@@ -155,7 +155,7 @@ def _output(output: type[Typed], mode: OutputMode) -> Any:
         return NativeOutput(output, name=name)
     if mode == "prompted":
         return PromptedOutput(output, name=name)
-    return ToolOutput(output, name=name, description=f"Give the {name}.")
+    return ToolOutput(output, name=name)
 
 
 def _run(conversation: Coroutine[Any, Any, Answer]) -> Answer:

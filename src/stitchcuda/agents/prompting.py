@@ -81,6 +81,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         step=request.step,
         number=_number(request.idea.steps, request.step),
         draft=request.draft,
+        baselines=request.baselines,
         heading="Your step",
         program=shown,
         limit=PROGRAM_LIMIT,
@@ -130,6 +131,7 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         last_step=request.last_step,
         attempts=request.attempts,
         heading="The step that it implements",
+        baselines={},
         source_limit=8_000,
     )
     instructions = _render("verifier_system.j2", kind=request.task.target.kind, routes=routes, meanings=MEANINGS)

@@ -64,6 +64,7 @@ class CodeRequest(BaseModel):
     feedback: Feedback | None = None
     evaluation: Evaluation | None = None
     attempts: list[Attempt] = Field(default_factory=list)
+    baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
 
 
 class VerifyRequest(BaseModel):
