@@ -15,9 +15,10 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from stitchcuda.program.model import ENTRY, Manifest, Program
-from stitchcuda.recipes.base import Call, New, Rewriter, Slot, Workspace, is_launch, tidy
+from stitchcuda.recipes.base import Call, New, Rewriter, Slot, Workspace, is_launch, joined, tidy
 from stitchcuda.recipes.capture import CaptureError, State
 from stitchcuda.recipes.normalise import is_impure, storage_roots, tensor, writes
+from stitchcuda.recipes.reuse import reuse_memory
 from stitchcuda.recipes.source import kept_source
 from stitchcuda.task.model import Task
 
@@ -73,6 +74,7 @@ def assemble(rewriter: Rewriter, task: Task, *, notes: str = "") -> Program:
     Raises CaptureError when a value in the graph cannot be printed.
     """
     tidy(rewriter)
+    reuse_memory(rewriter)
     used = {node.meta["call"].launcher.name for node in rewriter.graph.nodes if is_launch(node)}
     launchers = [launcher for name, launcher in rewriter.launchers.items() if name in used]
     sources = {launcher.source for launcher in launchers}
@@ -212,7 +214,7 @@ class Printer:
         kept = {node for node in self.rewriter.graph.nodes if any(user.op == "output" for user in node.users)}
         result: dict[fx.Node, list[fx.Node]] = {}
         for dead, at in last.items():
-            if dead in printed and dead not in kept:
+            if dead in printed and dead not in kept and not is_launch(dead):
                 result.setdefault(at, []).append(dead)
         return result
 
@@ -225,33 +227,41 @@ class Printer:
         if node.target is operator.getitem:
             source, index = node.args
             assert isinstance(source, fx.Node)
+            if is_launch(source):
+                return []
             return [f"{left}{self.names[source]}[{index}]"]
+        if node.target is joined:
+            return [f"{left}{self._value(node.args[0])}"]
         function = _target(node)
         arguments = [self._value(arg) for arg in node.args]
         arguments += [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
         return [f"{left}{function}({', '.join(arguments)})"]
 
     def _launch(self, node: fx.Node) -> list[str]:
+        """Allocations, the call, and names for its results."""
         call: Call = node.meta["call"]
+        items = {user.args[1]: self.names[user] for user in node.users if user.target is operator.getitem}
         lines: list[str] = []
         printed: list[str] = []
-        results: list[str] = []
+        after: list[str] = []
+        result = 0
         for declared, given in zip(call.launcher.arguments, call.arguments, strict=True):
             if isinstance(given, Slot):
                 source = node.args[given.index]
                 assert isinstance(source, fx.Node)
                 value = tensor(source)
                 name = self.names[source]
-                if declared.layout == "any" and value is not None:
-                    name = f"_strided({name}, {tuple(value.stride())})"
-                printed.append(name)
+                checked = declared.layout == "any" and value is not None
+                printed.append(f"_strided({name}, {tuple(value.stride())})" if checked and value is not None else name)
                 if declared.role != "input":
-                    results.append(self.names[source])
+                    if result in items:
+                        after.append(f"{items[result]} = {name}")
+                    result += 1
             elif isinstance(given, New):
-                name = f"{self.names[node]}_{declared.name}"
+                name = items.get(result, f"{self.names[node]}_{declared.name}")
+                result += 1
                 lines.append(f"{name} = {self._allocation(given)}")
                 printed.append(name)
-                results.append(name)
             elif isinstance(given, Workspace):
                 name = f"scratch_{self.workspaces}"
                 self.workspaces += 1
@@ -261,9 +271,7 @@ class Printer:
                 printed.append(name)
             else:
                 printed.append(repr(given))
-        lines.append(f"{call.launcher.name}({', '.join(printed)})")
-        lines.append(f"{self.names[node]} = {_tuple(results)}")
-        return lines
+        return [*lines, f"{call.launcher.name}({', '.join(printed)})", *after]
 
     def _allocation(self, new: New) -> str:
         where = f"dtype={new.dtype}, device={self._device()}"

@@ -93,6 +93,11 @@ def launch(*arguments: Any) -> Any:
     raise RuntimeError("a launcher call in a graph is printed, never run")
 
 
+def joined(buffer: Any, *written: Any) -> Any:
+    """Stands for ``buffer`` after its parts were written; printed as its name."""
+    raise RuntimeError("a joined buffer in a graph is printed, never run")
+
+
 def is_launch(node: fx.Node) -> bool:
     """True for a node that stands for a launcher call."""
     return node.target is launch
@@ -106,6 +111,8 @@ class Rewriter:
     device: Device
     sources: dict[str, str] = field(default_factory=dict)
     launchers: dict[str, Launcher] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    """Names of generated kernels by their text, so that equal ones are written once."""
     libraries: set[Literal["cublas", "cublasLt"]] = field(default_factory=set)
     gains: list[Gain] = field(default_factory=list)
     orchestration: list[str] = field(default_factory=list)
@@ -227,12 +234,22 @@ def meta_tensor(shape: tuple[int, ...], dtype: torch.dtype, stride: tuple[int, .
     return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
+def _shifted(value: torch.Tensor, offset: int) -> torch.Tensor:
+    """The same view, ``offset`` elements into a larger storage: alignment of slices is read from it."""
+    if offset == 0:
+        return value
+    reach = offset + 1 + sum((size - 1) * step for size, step in zip(value.shape, value.stride(), strict=True))
+    whole = torch.empty(max(reach, offset), dtype=value.dtype, device="meta")
+    return whole.as_strided(value.shape, value.stride(), offset)
+
+
 def meta_of(node: fx.Node) -> Any:
     """The node's value on the meta device."""
 
     def convert(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return meta_tensor(tuple(value.shape), value.dtype, tuple(value.stride()))
+            plain = meta_tensor(tuple(value.shape), value.dtype, tuple(value.stride()))
+            return _shifted(plain, int(value.storage_offset()))
         if isinstance(value, list | tuple):
             return type(value)(convert(item) for item in value)
         return value

@@ -128,10 +128,19 @@ def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
             continue
         first = node.args[0] if node.args else None
         name = op_name(node)
-        shares = name in VIEWS or node.target is operator.getitem or (name.endswith("_") and not name.startswith("__"))
+        shares = (
+            name in VIEWS
+            or node.target is operator.getitem
+            or _is_joined(node)
+            or (name.endswith("_") and not name.startswith("__"))
+        )
         if shares and isinstance(first, fx.Node):
             roots[node] = roots[_shared(node, first)]
     return roots
+
+
+def _is_joined(node: fx.Node) -> bool:
+    return getattr(node.target, "__name__", "") == "joined"
 
 
 def _shared(node: fx.Node, first: fx.Node) -> fx.Node:
