@@ -253,3 +253,16 @@ def test_the_roles_also_work_inside_a_running_event_loop() -> None:
             return scripted(endpoint).planner.plan(plan_request())
 
     assert asyncio.run(inside()) == Plan.model_validate(PLAN)
+
+
+def test_only_the_first_message_is_a_system_message() -> None:
+    """The chat templates of many open models refuse any other place."""
+    answers = [text("no code"), text(""), text(CODER_REPLY), tool({}), tool(PLAN)]
+    with ScriptedEndpoint(answers) as endpoint:
+        roles = scripted(endpoint)
+        roles.coder.code(code_request())
+        roles.planner.plan(plan_request())
+        for request in endpoint.requests:
+            speakers = [message["role"] for message in request.body["messages"]]
+            assert speakers.index("system") == 0
+            assert speakers.count("system") == 1

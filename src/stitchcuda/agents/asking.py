@@ -103,7 +103,7 @@ class Conversation:
         return _run(self._converse(role, ask, problem, persist=False))
 
     def _sampling(self, role: Role) -> ModelSettings:
-        settings = ModelSettings(max_tokens=self.settings.output_tokens_for(role))
+        settings = ModelSettings(max_tokens=self.settings.output_tokens_for(role), framing_announcement="never")
         if (temperature := self.settings.temperature_for(role)) is not None:
             settings["temperature"] = temperature
         return settings

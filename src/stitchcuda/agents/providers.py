@@ -74,8 +74,13 @@ async def _openai(name: str, base_url: str | None, key: str, patience: Patience)
         if base_url is None:
             yield OpenAIChatModel(name, provider=provider)
         else:
-            # Servers other than OpenAI's know max_tokens, and few know the field that replaced it there.
-            profile = OpenAIModelProfile(openai_chat_supports_max_completion_tokens=False)
+            # Servers other than OpenAI's know max_tokens, and few know the field that replaced it there; the chat
+            # templates of many models fail on a system message that is not the first.
+            profile = OpenAIModelProfile(
+                openai_chat_supports_max_completion_tokens=False,
+                openai_chat_supports_multiple_system_messages=False,
+                supports_inline_system_prompts=False,
+            )
             yield OpenAIChatModel(name, provider=provider, profile=profile)
 
 
