@@ -181,12 +181,10 @@ class DepthwisePlan:
     @property
     def code(self) -> str:
         """The launcher's definition."""
-        return _define(
-            self.launcher,
-            self.arguments,
-            f"depthwise_by_tiles<{self.kernel}, {self.stride}, {self.group}>(x, filter, bias, nullptr, NONE, out, nullptr, "
-            "int(batch), int(channels), int(height), int(width), int(tile_rows), on)",
-        )
+        sizes = "int(batch), int(channels), int(height), int(width), int(tile_rows)"
+        variant = f"depthwise_by_tiles<{self.kernel}, {self.stride}, {self.group}>"
+        call = f"{variant}(x, filter, bias, nullptr, NONE, out, nullptr, {sizes}, on)"
+        return _define(self.launcher, self.arguments, call)
 
 
 @dataclass(frozen=True)

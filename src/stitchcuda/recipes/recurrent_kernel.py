@@ -88,7 +88,7 @@ class Cost:
         pairs = -(-t.units * t.batch_tile // (32 * self.role_warps))
         fetches = -(-t.batch_tile * self.stack.hidden // (128 * self.role_warps))
         working = max(t.rows_per_warp * t.batch_step + 8, 6 * fetches)
-        return t.rows_per_warp * columns + working + pairs * (4 * self.stack.gates + 6) + 24
+        return t.rows_per_warp * columns + working + pairs * (4 * self.stack.gates + 6) + 36
 
     @cached_property
     def shared_bytes(self) -> int:
@@ -233,7 +233,6 @@ def _launcher(stack: Stack, tiling: Tiling, name: str) -> str:
         fills.append(("work", (stack.layers - 1) * sequence))
     for buffer, floats in fills:
         lines += [
-            f"  if (const cudaError_t error = cudaMemsetAsync({buffer}, 0xff, {floats * 4}ull, on); error != cudaSuccess)",
-            "    return static_cast<int>(error);",
+            f"  if (const cudaError_t error = cudaMemsetAsync({buffer}, 0xff, {floats * 4}ull, on)) return int(error);",
         ]
     return "\n".join([*lines, "  return launch(chains, on);", "}"])

@@ -203,6 +203,21 @@ struct Split<N, 0> {
   static __device__ __forceinline__ void run(float*, int) {}
 };
 
+// Halving stages as long as the number of rows is even: row_swap makes selections unnecessary.
+template <int ROWS_LEFT, int MASK, bool EVEN = ROWS_LEFT % 2 == 0 && MASK != 0>
+struct Swap {
+  static __device__ __forceinline__ void run(float* v, int lane) {
+    constexpr int HALF = ROWS_LEFT / 2 * BATCH_STEP;
+#pragma unroll
+    for (int i = 0; i < HALF; ++i) v[i] += __shfl_xor_sync(0xffffffffu, v[i + HALF], MASK);
+    Swap<ROWS_LEFT / 2, MASK / 2>::run(v, lane);
+  }
+};
+template <int ROWS_LEFT, int MASK>
+struct Swap<ROWS_LEFT, MASK, false> {
+  static __device__ __forceinline__ void run(float* v, int lane) { Split<ROWS_LEFT * BATCH_STEP, MASK>::run(v, lane); }
+};
+
 // partials[row, b] = sum over columns of w[row, :] * state[b, :], for the warp's rows and all rows of the batch tile.
 static __device__ __forceinline__ void multiply(const float (&w)[ROWS_PER_WARP][COLUMNS], const float* state, float* partials,
                                          const int (&place)[FINAL_VALUES], int lane) {
@@ -232,13 +247,7 @@ static __device__ __forceinline__ void multiply(const float (&w)[ROWS_PER_WARP][
           for (int e = 0; e < VECTOR; ++e) sum[i * BATCH_STEP + b] = fmaf(w[i][q * VECTOR + e], h[e], sum[i * BATCH_STEP + b]);
       }
     }
-#pragma unroll
-    for (int stage = 0; stage < SWAP_STAGES; ++stage) {
-      const int half = (ROWS_PER_WARP >> (stage + 1)) * BATCH_STEP;
-#pragma unroll
-      for (int i = 0; i < half; ++i) sum[i] += __shfl_xor_sync(0xffffffffu, sum[i + half], 16 >> stage);
-    }
-    Split<SPLIT_VALUES, (16 >> SWAP_STAGES)>::run(sum, lane);
+    Swap<ROWS_PER_WARP, 16>::run(sum, lane);
 #pragma unroll
     for (int f = 0; f < FINAL_VALUES; ++f)
       if (place[f] >= 0) partials[place[f] + b0] = sum[f];
