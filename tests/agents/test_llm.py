@@ -232,12 +232,24 @@ def test_a_route_that_contradicts_the_measurement_is_refused(status: str, route:
     assert feedback.route == "replan"
 
 
-@pytest.mark.parametrize(("status", "route"), [("correct", "next"), ("build_failed", "retry")])
+@pytest.mark.parametrize(("status", "route"), [("correct", "next"), ("crashed", "retry")])
 def test_a_verifier_that_never_gets_right_is_replaced_by_plain_rules(status: str, route: str) -> None:
     with ScriptedEndpoint(lambda request, number: text("hm")) as endpoint:
         feedback = scripted(endpoint).verifier.verify(verify_request(evaluation=evaluation(status)))
         assert endpoint.count == 3
     assert feedback.route == route
+
+
+def test_a_compilers_words_need_no_explanation_unless_asked_for() -> None:
+    broken = verify_request(evaluation=evaluation("build_failed", log="k.cpp:3: error: 'foo' was not declared"))
+    with ScriptedEndpoint([tool({**FEEDBACK, "route": "retry"})]) as endpoint:
+        feedback = scripted(endpoint).verifier.verify(broken)
+        assert endpoint.count == 0
+        assert feedback.route == "retry"
+        assert "'foo' was not declared" in feedback.diagnosis
+        assert feedback.fingerprint
+        scripted(endpoint, explain_build_failures=True).verifier.verify(broken)
+        assert endpoint.count == 1
 
 
 def test_a_failure_of_the_machine_is_not_shown_to_the_model() -> None:

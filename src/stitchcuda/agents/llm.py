@@ -123,7 +123,8 @@ class LlmVerifier:
     def verify(self, request: VerifyRequest) -> Feedback:
         from stitchcuda.agents.asking import NoUsableAnswer
 
-        if request.evaluation.status == "infrastructure_error":
+        told = request.evaluation.status == "build_failed" and not self._conversation.settings.explain_build_failures
+        if told or request.evaluation.status == "infrastructure_error":
             return plain_feedback(request)
         routes = allowed_routes(request)
 
@@ -163,7 +164,7 @@ def plain_feedback(request: VerifyRequest) -> Feedback:
         route="retry",
         diagnosis=f"{evaluation.status}: {cause(evaluation)}",
         evidence=evaluation.message,
-        suggestion="Repair the first error.",
+        suggestion="Repair the first error, and look for others of its kind.",
         fingerprint=fingerprint(evaluation),
     )
 

@@ -73,6 +73,9 @@ class MindSettings(BaseModel):
         description="how Plans and Feedback are asked for: a tool call, the server's JSON schema mode (native), "
         "or a schema in the prompt (prompted: for servers without tools)",
     )
+    explain_build_failures: bool = Field(
+        default=False, description="ask the Verifier about them too; the compiler's own words are enough for most"
+    )
     reasks: int = Field(default=2, ge=0, description="times an unusable reply is sent back with what is wrong")
     patience: Patience = Field(default_factory=Patience)
     prices: dict[str, Prices] = Field(default_factory=dict, description="by PROVIDER:NAME; over the price list")
