@@ -102,5 +102,5 @@ def _kernel(row: TraceRow, scale: float, recorded: float) -> KernelTime:
         share=min(seconds / recorded, 1.0) if recorded > 0 else 0.0,
         calls=max(round(_seconds(row.calls)), 1),
         origin=row.origin,
-        operator=row.operator,
+        operator=row.operator.removeprefix("own::"),
     )

@@ -135,7 +135,8 @@ def _gaps(timeline: Timeline, family_shares: dict[Family, float], unit: str) -> 
 def _by_work(busy: float, family_shares: dict[Family, float], limit: Bounds, unit: str) -> Verdict:
     """Busy device: memory or compute, by the roofline where it explains the time, else by what runs."""
     memory, compute = limit.memory or 0.0, limit.compute or 0.0
-    roofline = f"least time {milliseconds(memory)} for bytes, {milliseconds(compute)} for FLOP"
+    parts = [f"{milliseconds(least)} for {what}" for least, what in ((memory, "bytes"), (compute, "FLOP")) if least > 0]
+    roofline = "least time " + ", ".join(parts)
     binds: Bottleneck = "memory_bound" if memory >= compute else "compute_bound"
     if limit.largest >= NEAR_BOUND * busy > 0:
         return Verdict(binds, f"{roofline}, of {milliseconds(busy)} busy: {limit.largest / busy:.0%} is explained")
