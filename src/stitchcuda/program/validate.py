@@ -20,6 +20,8 @@ GENERATED = frozenset({"bindings.py", MANIFEST})
 
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}")
+_NATIVE = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp", ".inl")
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*(?:include|embed)[ \t]*[<"]([^>"\n]+)[>"]', re.MULTILINE)
 _WORDS = """
 alignas alignof and asm auto bool break case catch char class const continue default delete do double else enum
 explicit export extern false float for friend goto if inline int long mutable namespace new not nullptr operator
@@ -41,6 +43,11 @@ def validate(program: Program) -> None:
         total += size
         if size > MAX_FILE_BYTES:
             raise ProgramError(f"{path} has {size:,} bytes; at most {MAX_FILE_BYTES:,} are allowed in a file")
+        for match in _INCLUDE.finditer(text) if path.endswith(_NATIVE) else ():
+            if match[1].startswith("/") or ".." in match[1].split("/"):
+                raise ProgramError(
+                    f"{path} includes {match[1]!r}; include the program's own files or system headers only"
+                )
         if "\0" in text:
             raise ProgramError(f"{path} holds NUL characters; only text files are allowed")
     if total > MAX_TOTAL_BYTES:

@@ -1,0 +1,117 @@
+"""Exports run where this package is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.errors import ProgramError
+from stitchcuda.program.export import to_kernelbench, to_package
+from stitchcuda.program.model import Program
+from tests.program.samples import cpu_program, cuda_program
+
+CHECK = """
+import sys, torch
+from {module} import ModelNew
+assert not any(name.split(".")[0] in ("stitchcuda", "pydantic") for name in sys.modules)
+x = torch.arange(16.0).reshape(2, 8)
+with torch.no_grad():
+    assert torch.equal(ModelNew(3.0)(x), x * 3 + 1)
+    assert torch.equal(ModelNew(3.0)(x, False), x * 3)
+for wrong in (x.double(), x.t()):
+    try:
+        ModelNew(3.0)(wrong)
+    except (RuntimeError, ValueError):
+        continue
+    raise SystemExit("a wrong input was taken")
+print("fine")
+"""
+
+
+def run_python(code: str, folder: Path) -> str:
+    environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_package_builds_itself_on_first_import(tmp_path: Path) -> None:
+    to_package(cpu_program(), tmp_path / "fast", title="A sample")
+    assert run_python(CHECK.format(module="fast"), tmp_path) == "fine\n"
+    libraries = list((tmp_path / "fast" / "build").glob("*.so"))
+    assert len(libraries) == 1
+    before = libraries[0].stat().st_mtime_ns
+    run_python(CHECK.format(module="fast"), tmp_path)
+    assert libraries[0].stat().st_mtime_ns == before
+    assert "from fast import ModelNew" in (tmp_path / "fast" / "README.md").read_text()
+
+
+def test_a_package_with_helper_modules_keeps_their_imports(tmp_path: Path) -> None:
+    files = {
+        "program.py": "import torch\nimport helper\nfrom helper import two\n\n\n"
+        "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x * two() * helper.two()\n",
+        "helper.py": "def two():\n    from deep.more import TWO\n    return TWO\n",
+        "deep/more.py": "import helper as h\nTWO = 2\n",
+    }
+    to_package(Program(files=files), tmp_path / "pure")
+    code = "import torch\nfrom pure import ModelNew\nprint(ModelNew()(torch.ones(1)).item())"
+    assert run_python(code, tmp_path) == "4.0\n"
+
+
+def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ProgramError, match="not empty"):
+        to_package(cpu_program(), tmp_path)
+
+
+def test_a_single_python_file_is_exported_as_it_is() -> None:
+    text = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+    assert to_kernelbench(Program(files={"program.py": text})) == text
+
+
+def test_helper_modules_travel_inside_the_single_file(tmp_path: Path) -> None:
+    files = {
+        "program.py": "from __future__ import annotations\nimport torch\nfrom helper import two\n\n\n"
+        "class ModelNew(torch.nn.Module):\n    def forward(self, x):\n        return x * two()\n",
+        "helper.py": "import base\n\n\ndef two():\n    return base.TWO\n",
+        "base.py": "TWO = 2  # '''\n",
+    }
+    (tmp_path / "single.py").write_text(to_kernelbench(Program(files=files)))
+    code = "import torch\nfrom single import ModelNew\nprint(ModelNew()(torch.ones(1)).item())"
+    assert run_python(code, tmp_path) == "2.0\n"
+
+
+def test_python_files_in_a_circle_are_refused() -> None:
+    entry = "import torch\nimport a\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
+    with pytest.raises(ProgramError, match="in a circle"):
+        to_kernelbench(Program(files={"program.py": entry, "a.py": "import b\n", "b.py": "import a\n"}))
+
+
+def test_a_cuda_export_holds_wrapper_sources_and_entry() -> None:
+    text = to_kernelbench(cuda_program())
+    compile(text, "export.py", "exec")
+    for part in ("load_inline", "getCurrentCUDAStream", "CUDAGuard", "scale_shift_kernel<<<", "class ModelNew"):
+        assert part in text
+    assert '#include "common.h"' not in text
+    assert text.startswith("from __future__ import annotations\n")
+
+
+SEVERAL = cpu_program().model_copy(
+    update={"files": {**cpu_program().files, "other.cpp": '#include "common.h"\nstatic int unused;\n'}}
+)
+
+
+@pytest.mark.skipif(
+    not os.environ.get("STITCHCUDA_SLOW"), reason="torch's C++ headers take minutes; set STITCHCUDA_SLOW=1"
+)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("program", [cpu_program(), SEVERAL], ids=["one source", "several sources"])
+def test_a_cpu_export_compiles_and_runs(tmp_path: Path, program: Program) -> None:
+    (tmp_path / "single.py").write_text(to_kernelbench(program))
+    assert run_python(CHECK.format(module="single"), tmp_path).endswith("fine\n")
