@@ -12,6 +12,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -50,10 +51,11 @@ class LocalEmbedder:
 
     def __init__(self) -> None:
         try:
-            from wordllama import WordLlama
+            import wordllama
         except ImportError as error:
             raise ToolMissing("the local embedder needs wordllama: pip install 'stitchcuda[knowledge]'") from error
-        self._model: Any = WordLlama.load(disable_download=True)
+        # Some releases look for their bundled tokenizer in the cache folder alone: the package itself is one.
+        self._model: Any = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """See ``Embedder``."""

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from stitchcuda.knowledge.model import NO_TAGS, AddReport, Refusal, Tags
-from stitchcuda.knowledge.readers import Unreadable
+from stitchcuda.knowledge.readers import VERSION, Unreadable
 from stitchcuda.knowledge.reading import Prepared, Reader, prepare
 from stitchcuda.knowledge.sources import Found, Skipped, SourceFile, open_source, uri_of
 from stitchcuda.knowledge.store import Store
@@ -23,8 +23,8 @@ OPTIMIZE_FROM = 5000
 
 
 def digest_of(data: bytes, tags: Tags, version: str) -> str:
-    """What decides whether a document has changed: its bytes, and what the user says about it."""
-    return hashlib.sha256(repr((tags.arch, tags.libraries, version)).encode() + b"\0" + data).hexdigest()
+    """What decides whether a document has changed: its bytes, what the user says about it, and the readers."""
+    return hashlib.sha256(repr((VERSION, tags.arch, tags.libraries, version)).encode() + b"\0" + data).hexdigest()
 
 
 def _retag(prepared: Prepared, tags: Tags) -> Prepared:

@@ -41,7 +41,10 @@ NO_TAGS = Tags()
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One retrievable passage: at most a few hundred words unless a single code block is longer."""
+    """One retrievable passage: at most a few hundred words unless a single code block is longer.
+
+    ``lead`` is the sentence that says what it is about (a declaration's brief): indexed as its title is.
+    """
 
     title: tuple[str, ...]
     text: str
@@ -49,6 +52,7 @@ class Chunk:
     symbols: tuple[str, ...] = ()
     tags: Tags = NO_TAGS
     anchor: str = ""
+    lead: str = ""
 
 
 @dataclass(frozen=True, slots=True)

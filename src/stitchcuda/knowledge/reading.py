@@ -44,7 +44,7 @@ def prepare(chunk: Chunk) -> Prepared:
     forms = dict.fromkeys(form for symbol in chunk.symbols for form in symbol_forms(symbol))
     return Prepared(
         chunk,
-        " ".join(index_tokens("\n".join(chunk.title))),
+        " ".join(index_tokens("\n".join((*chunk.title, chunk.lead)))),
         " ".join(index_tokens("\n".join(chunk.symbols))),
         " ".join(body),
         tuple(forms),

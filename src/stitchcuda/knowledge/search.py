@@ -35,11 +35,30 @@ RRF = 60
 POSTINGS_BUDGET = 6000
 """Postings that one query may touch in the full-text index; its rarest terms come first."""
 CANDIDATES = 160
+REPEAT = 0.75
+"""Factor on the score of a passage for every better one of the same title: five overloads are one answer."""
+SIBLING = 0.97
+"""The same for every better one of the same document, up to four."""
+DEPRECATED = 0.8
+"""Factor on what says that it is deprecated: the reader should meet its successor first."""
 MAX_TERMS = 24
 
 
 def _quote(term: str) -> str:
     return '"' + term.replace('"', '""') + '"'
+
+
+def _diversified(scored: list[tuple[float, int, str, int]]) -> list[tuple[int, float]]:
+    """Order by score, each passage discounted by the better ones that share its title or its document."""
+    titles: dict[str, int] = {}
+    documents: dict[int, int] = {}
+    out = []
+    for score, chunk, title, document in sorted(scored, key=lambda item: (-item[0], item[1])):
+        repeats = titles[title] = titles.get(title, -1) + 1
+        siblings = documents[document] = documents.get(document, -1) + 1
+        out.append((chunk, score * REPEAT**repeats * SIBLING ** min(siblings, 4)))
+    out.sort(key=lambda item: (-item[1], item[0]))
+    return out
 
 
 class Searcher:
@@ -203,13 +222,13 @@ class Searcher:
             for form, chunk in rows:
                 exact[chunk] = exact.get(chunk, 0.0) + idf.get(form, ceiling)
         whole_mass = sum(mass.values()) or 1.0
-        scored: list[tuple[int, float]] = []
+        scored: list[tuple[float, int, str, int]] = []
         rows = db.execute(
-            "SELECT p.rowid, p.title, p.symbols, p.body, c.length, c.kind "
+            "SELECT p.rowid, p.title, p.symbols, p.body, c.length, c.kind, c.document "
             "FROM passages p JOIN chunks c ON c.id = p.rowid "
             f"WHERE p.rowid IN ({marks})"
         )
-        for chunk, title, declared, body, length, kind in rows:
+        for chunk, title, declared, body, length, kind, document in rows:
             title_words, declared_words, body_words = title.split(), declared.split(), body.split()
             present = set(body_words).union(title_words, declared_words)
             norm = 1 - B + B * length / max(mean, 1.0)
@@ -224,9 +243,10 @@ class Searcher:
             score *= 1 - COVERAGE + COVERAGE * covered / whole_mass
             if not symbols and kind != "symbol":
                 score *= NOTE_PRIOR
-            scored.append((chunk, score + EXACT * exact.get(chunk, 0.0)))
-        scored.sort(key=lambda item: (-item[1], item[0]))
-        return scored
+            if not symbols and "deprecat" in title_words:
+                score *= DEPRECATED
+            scored.append((score + EXACT * exact.get(chunk, 0.0), chunk, title, document))
+        return _diversified(scored)
 
     # -- vectors
 

@@ -42,6 +42,8 @@ def stem(word: str) -> str:
     for suffix in ("ations", "ation", "ating", "ated", "ators", "ator", "ate"):
         if w.endswith(suffix) and len(w) - len(suffix) >= 3:
             return w[: -len(suffix)] + "at"
+    if w.endswith("ction") and len(w) >= 9:
+        return w[:-4]
     for suffix in ("ing", "ed"):
         if w.endswith(suffix) and len(w) - len(suffix) >= 3 and re.search("[aeiouy]", w[: -len(suffix)]):
             w = w[: -len(suffix)]

@@ -12,6 +12,9 @@ from stitchcuda.knowledge.chunking import pack
 from stitchcuda.knowledge.model import Chunk, ReadDocument
 from stitchcuda.knowledge.tagging import tag_chunk, tag_document
 
+VERSION = 1
+"""Goes into every document's digest: a change of what readers make of a file asks for reading it again."""
+
 MARKDOWN = frozenset({".md", ".markdown", ".mdx"})
 HTML = frozenset({".html", ".htm", ".xhtml"})
 RST = frozenset({".rst"})

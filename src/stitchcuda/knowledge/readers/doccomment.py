@@ -95,6 +95,12 @@ def clean(comment: str) -> str:
     return re.sub(r"\0(\d+)\0", lambda m: f"```cpp\n{code[int(m.group(1))]}\n```", text)
 
 
+def brief(blocks: list[Block]) -> str:
+    """The first sentence of a comment, which says what the declaration is for."""
+    first = next((" ".join(b.text.split()) for b in blocks if b.kind == "text"), "")
+    return re.split(r"(?<=[.!])\s", first, maxsplit=1)[0][:200]
+
+
 def blocks_of(comment: str) -> list[Block]:
     """A comment's text and code blocks in order; the comment may hold reStructuredText between ``@rst`` marks."""
     words = clean(comment)

@@ -38,6 +38,8 @@ _HOST_MACRO = re.compile(r"(?<!define )\b__DEF_IF_HOST\b")
 _INTERNAL = frozenset({"detail", "details", "internal", "__detail", "__internal", "__4"})
 _SOURCES = (".cu", ".cpp", ".cc", ".cxx", ".c")
 _MAX_BODY = 6000
+_OWN_CHUNK = 100
+"""Characters of explanation from which on an enumerator is a passage of its own."""
 
 
 @dataclass
@@ -123,13 +125,15 @@ class _Headers:
     def _emit(self, symbol: str, signature: str, doc: str, extra: tuple[str, ...] = ()) -> None:
         signature = re.sub(r"\n\s*\n+", "\n", signature).strip()
         code = Block("code", f"```cpp\n{signature}\n```")
-        packed = pack([code, *doccomment.blocks_of(doc)], self.name)
+        described = doccomment.blocks_of(doc)
+        lead = doccomment.brief(described)
+        packed = pack([code, *described], self.name)
         if self._is_internal():
             return
         title = self._title(symbol, doc)
         for chunk in packed:
             text = chunk.text if chunk is packed[0] else f"`{symbol}`, continued\n\n{chunk.text}"
-            self.chunks.append(Chunk(title, text, "symbol", (symbol, *extra), anchor=slug(symbol)))
+            self.chunks.append(Chunk(title, text, "symbol", (symbol, *extra), anchor=slug(symbol), lead=lead))
 
     def _declare(self, statement: str) -> None:
         statement = _ACCESS.sub("", statement)
@@ -252,6 +256,12 @@ class _Headers:
             lines, symbols, size = [], [], len(head)
 
         for symbol, declared, said in scope.items:
+            if scope.kind == "enum" and len(said) >= _OWN_CHUNK:
+                text = f"`{declared}` of `{qualified}`\n\n{said}"[:LIMIT]
+                title = (*self._title(qualified), symbol)
+                lead = doccomment.brief([Block("text", said)])
+                self.chunks.append(Chunk(title, text, "symbol", (symbol,), anchor=slug(symbol), lead=lead))
+                continue
             line = f"- `{declared}`" + (f": {' '.join(said.split())}" if said else "")
             line = line[:LIMIT]
             if lines and size + len(line) > TARGET:
