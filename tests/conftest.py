@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-# A loaded machine is no failure of the code: examples have no deadline of their own, the suite has one (pytest-timeout).
+# A loaded machine is no failure of the code: examples have no deadline of their own, tests do (pytest-timeout).
 settings.register_profile("suite", deadline=None, max_examples=100)
 settings.load_profile("suite")
