@@ -13,6 +13,7 @@ pytest.importorskip("pydantic_ai")
 from stitchcuda.agents import Mind, Plan, ReplyRecord, RequestKey
 from stitchcuda.agents.llm import mind
 from stitchcuda.agents.settings import Limits, MindSettings, Patience, Prices
+from stitchcuda.agents.spending import Spend
 from stitchcuda.errors import BudgetExceeded, ModelAccessError, StitchError
 from tests.agents.support import FEEDBACK, PLAN, MemoryLog, hasty, plan_request, verify_request
 from tests.support.scripted_endpoint import Answer, ScriptedEndpoint, drop, garbage, status, text, tool
@@ -184,6 +185,17 @@ def test_the_dollar_limit_is_checked_before_each_request_and_replays_are_free() 
             with pytest.raises(BudgetExceeded, match=r"\$1\.00"):
                 roles.verifier.verify(verify_request())
         assert endpoint.count == 1
+
+
+def test_what_a_resumed_run_spent_before_counts_towards_its_limits() -> None:
+    class ResumedLog(MemoryLog):
+        def spent(self) -> Spend:
+            return Spend(requests=3, input_tokens=9_000, output_tokens=1_000, usd=0.5)
+
+    with ScriptedEndpoint([tool(PLAN)]) as endpoint:
+        with pytest.raises(BudgetExceeded, match="10,000 are used"):
+            scripted(endpoint, ResumedLog(), limits=Limits(tokens=10_500)).planner.plan(plan_request())
+        assert endpoint.count == 0
 
 
 def test_keys_reach_the_server_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
