@@ -274,9 +274,10 @@ def measure(job: Job) -> int:
 
 
 def _first_line(entry: dict[str, Any]) -> str:
-    """The end of an item's error, for the progress line."""
-    error = entry.get("error", "")
-    return ": " + error.strip().splitlines()[-1][:200] if error else ""
+    """The last line of an item's error that says something, for the progress line."""
+    told = [line.strip("│╭╰─╮╯ ") for line in entry.get("error", "").splitlines()]
+    said = [line for line in told if any(character.isalnum() for character in line)]
+    return f": {said[-1][:200]}" if said else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -49,6 +49,10 @@ def short_table(document: dict[str, Any]) -> str:
         speed = result.get("speedup") or {}
         census = result.get("census") or {}
         state = "pending" if entry.get("provisional") else str(result.get("status") or f"exit {entry['exit']}")
+        if entry["verb"] == "baseline" and result.get("best"):
+            best = str(result["best"])
+            lines.append(f"{_name(entry)[-34:]:34} best {HEADS.get(best, best)}, {_ms(_median(result, best))} ms")
+            continue
         lines.append(
             f"{_name(entry)[-34:]:34} {state[:15]:15} over best {_times(speed.get('over_best')):>6}"
             f" eager {_times(speed.get('eager')):>6} own {_percent(census.get('own')):>4}"
@@ -66,6 +70,11 @@ def _result(entry: Entry) -> dict[str, Any]:
 
 def _name(entry: Entry) -> str:
     return str(_result(entry).get("task") or entry["item"])
+
+
+def _median(result: dict[str, Any], option: str) -> float | None:
+    """A stock option's median seconds in a baseline row."""
+    return ((result.get("timings") or {}).get(option) or {}).get("median")
 
 
 def _sorted(entries: Sequence[Entry]) -> list[Entry]:
