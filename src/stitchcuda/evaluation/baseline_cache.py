@@ -1,4 +1,5 @@
-"""Baselines measured earlier, by task, device and versions: what the screen tier compares with. JSON files, written whole."""
+"""Baselines measured earlier, by task, device and versions: what the screen tier compares with. JSON files,
+written whole."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def bound_findings(work: dict[str, float], device: Device, median: float) -> lis
     """Times that hardware does not allow.
 
     Bytes are a hard bound (``impossible``): what the last-level cache can hold is left out, since it may never reach
-    memory, and on cpu also reading it may not. FLOP are not, because algebra may remove them honestly: below the device's fastest rate
-    of any precision is a flag.
+    memory, and on cpu also reading it may not. FLOP are not, because algebra may remove them honestly: below
+    the device's fastest rate of any precision is a flag.
     """
     if device.ceilings is None:
         return []
@@ -52,7 +52,8 @@ def bound_findings(work: dict[str, float], device: Device, median: float) -> lis
             Finding(
                 rule="impossible",
                 severity="reject",
-                evidence=f"{median * 1e3:.4f} ms a call, but moving {must_move / 1e6:.1f} MB takes {floor * 1e3:.4f} ms",
+                evidence=f"{median * 1e3:.4f} ms a call, but moving {must_move / 1e6:.1f} MB alone "
+                f"takes {floor * 1e3:.4f} ms",
             )
         )
     fastest = max(device.ceilings.flops_per_second.values(), default=0.0)
@@ -61,7 +62,8 @@ def bound_findings(work: dict[str, float], device: Device, median: float) -> lis
             Finding(
                 rule="less_work",
                 severity="flag",
-                evidence=f"{work['flops'] / 1e9:.3g} GFLOP of the reference cannot be done in {median * 1e3:.4f} ms on this device; "
+                evidence=f"{work['flops'] / 1e9:.3g} GFLOP of the reference cannot be done in "
+                f"{median * 1e3:.4f} ms on this device; "
                 "the Program does less work (algebra) or does not do it",
             )
         )

@@ -50,7 +50,7 @@ class _Raw:
 
 def runtime_library() -> Any:
     """The CUDA runtime that torch itself has loaded, through ctypes; DeviceError when there is none."""
-    torch.cuda.init()
+    torch.cuda.init()  # type: ignore[no-untyped-call]
     torch.cuda.current_stream()
     found = re.findall(r"(/\S*libcudart[^/\s]*\.so[^/\s]*)", Path("/proc/self/maps").read_text())
     if not found:

@@ -1,5 +1,5 @@
-"""Length-prefixed messages over a socket between supervisor and oracle, with file descriptors beside them. Both ends are
-trusted; the untrusted runner is spoken to through ``wire``."""
+"""Length-prefixed messages over a socket between supervisor and oracle, with file descriptors beside them.
+Both ends are trusted; the untrusted runner is spoken to through ``wire``."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
             call()
             sync()
     table = _device_rows(recording) if cuda else _operator_rows(recording)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": n[:500], "kind": k, "operator": o[:200], "seconds": s / calls, "calls": c / calls}
         for (n, k, o), (s, c) in table.items()
     ]

@@ -1,8 +1,8 @@
-"""The protocol: supervisor of an oracle and of runners, from a Program to an Evaluation. It holds the clock and the verdict,
-imports neither torch nor a Program, and believes records and exported bytes only.
+"""The protocol: supervisor of an oracle and of runners, from a Program to an Evaluation. It holds the clock
+and the verdict, imports neither torch nor a Program, and believes records and exported bytes only.
 
-How a call is exchanged is in ``session``; what is right, in ``oracle``; how fast, in ``timing``; what cheating looks like, in
-``integrity`` and ``bounds``.
+How a call is exchanged is in ``session``; what is right, in ``oracle``; how fast, in ``timing``; what cheating
+looks like, in ``integrity`` and ``bounds``.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a Task's reference computes: eager in the Task's precision class, in fp64, and under noise. Trusted; lives in the
-oracle. Says nothing about Programs.
+"""What a Task's reference computes: eager in the Task's precision class, in fp64, and under noise. Trusted;
+lives in the oracle. Says nothing about Programs.
 """
 
 from __future__ import annotations
@@ -195,7 +195,8 @@ class Expectation:
         return [(name, name in self.perturbed, tensor) for name, (_, tensor) in named_state(self.model).items()]
 
     def work(self, inputs: list[Any]) -> dict[str, float]:
-        """FLOP of one call, and bytes that any implementation must move: inputs and parameters read, outputs written."""
+        """FLOP of one call, and bytes that any implementation must move: inputs and parameters read, outputs
+        written."""
         from torch.utils.flop_counter import FlopCounterMode
 
         flops = 0.0

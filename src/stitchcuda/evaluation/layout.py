@@ -143,7 +143,7 @@ def pack(value: Any, into: torch.Tensor, *, keep_strides: bool) -> Spec:
             "shape": list(tensor.shape),
             "strides": strides,
             "device": tensor.device.type,
-            "pinned": tensor.device.type == "cpu" and torch.cuda.is_initialized() and tensor.is_pinned(),
+            "pinned": tensor.device.type == "cpu" and torch.cuda.is_available() and tensor.is_pinned(),
             "offset": at,
             "size": size,
         }

@@ -1,6 +1,6 @@
-"""The trusted process that knows the answers: it makes inputs from the secret nonce, owns the shared buffers, and compares
-what a runner exported with the reference. It never imports a Program. It answers length-prefixed JSON requests of the
-supervisor over one socket; ``oracle_client`` is the other end.
+"""The trusted process that knows the answers: it makes inputs from the secret nonce, owns the shared buffers,
+and compares what a runner exported with the reference. It never imports a Program. It answers length-prefixed
+JSON requests of the supervisor over one socket; ``oracle_client`` is the other end.
 """
 
 from __future__ import annotations
@@ -218,10 +218,7 @@ class Oracle:
         missing: list[str] = []
         if m["state"]:
             for name in self.expectation.watch:
-                before = self.expectation.current[name]
-                if name not in state or state[name].shape != after[name].shape:
-                    missing.append(name)
-                elif compare.distance(state[name], before).max_abs == 0 and not torch.equal(before, after[name]):
+                if not self._updated(state.get(name), self.expectation.current[name], after[name]):
                     missing.append(name)
                 else:
                     names.append(f"state:{name}")
@@ -232,6 +229,13 @@ class Oracle:
         else:
             verdict = self._against_eager(this, names, values, expected)
         return verdict | {"missing_state": missing, "labels": sorted(self.labels)}
+
+    @staticmethod
+    def _updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:
+        """Whether a call did something to a piece of state, where the reference does; right or wrong."""
+        if got is None or got.shape != after.shape:
+            return False
+        return torch.equal(before, after) or compare.distance(got, before).max_abs > 0
 
     def _exported(self, session: Session) -> tuple[Any, list[Any], list[torch.Tensor], dict[str, torch.Tensor]]:
         report = json.loads(wire.get_text(session.view, session.arena, "report"))
@@ -373,7 +377,7 @@ class Oracle:
         session = self.sessions[m["session"]]
         before = session.held[m["index"]]
         try:
-            spec, entries, tensors, _ = self._exported(session)
+            _, entries, _, _ = self._exported(session)
             size = max((e["offset"] + e["size"] for e in entries), default=0)
             same = torch.equal(before[:size], session.data["outputs"][:size])
         except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as problem:

@@ -1,4 +1,5 @@
-"""The supervisor's end of the oracle: starts it, asks, and turns its failures into ``InfrastructureError``. No torch."""
+"""The supervisor's end of the oracle: starts it, asks, and turns its failures into ``InfrastructureError``. No
+torch."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class OracleClient:
         ours, theirs = socket.socketpair()
         self.channel = ours
         self.channel.settimeout(timeout_s)
-        self.errors = tempfile.TemporaryFile()
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         source = str(Path(__file__).parents[2])
         environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
@@ -48,7 +49,8 @@ class OracleClient:
         except TimeoutError:
             self.close()
             raise InfrastructureError(
-                f"the oracle gave no answer to '{op}' in time; the reference may be too slow here: raise oracle_timeout_s"
+                f"the oracle gave no answer to '{op}' in time; the reference may be too slow here, "
+                "then raise oracle_timeout_s"
             ) from None
         except OSError as error:
             data = None

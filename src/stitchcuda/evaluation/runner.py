@@ -233,7 +233,7 @@ class Runner:
     def export(self, outputs: Any, with_state: bool) -> None:
         value: dict[str, Any] = {"out": outputs}
         if with_state:
-            value["state"] = {name: tensor for name, tensor in self.watch}
+            value["state"] = dict(self.watch)
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
         self.sync()
@@ -278,7 +278,7 @@ class Runner:
 
     def peaks(self) -> tuple[int, int]:
         """Peak bytes so far: device (since the inputs came), host."""
-        device = self.torch.cuda.max_memory_allocated() if self.cuda and self.torch.cuda.is_initialized() else 0
+        device = self.torch.cuda.max_memory_allocated() if self.cuda else 0
         return device, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -301,7 +301,7 @@ def main(config: dict[str, Any]) -> None:
     if config["torch_folder"] not in sys.path:
         sys.path.append(config["torch_folder"])
     wire = load_file("stitchcuda_wire", Path(__file__).with_name("wire.py"))  # type: ignore[assignment]
-    Op, Code, Command = wire.Op, wire.Code, wire.Command  # type: ignore[misc]
+    Op, Code, Command = wire.Op, wire.Code, wire.Command
     runner = Runner(config)
     while True:
         try:

@@ -1,5 +1,5 @@
-"""The supervisor's end of one runner: starts it confined, sends commands, keeps the clock, bounds what it prints, and says
-in a sentence how it ended. Judges no output; no torch."""
+"""The supervisor's end of one runner: starts it confined, sends commands, keeps the clock, bounds what it
+prints, and says in a sentence how it ended. Judges no output; no torch."""
 
 from __future__ import annotations
 

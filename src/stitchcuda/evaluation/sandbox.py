@@ -11,6 +11,7 @@ new PID namespace (mounts, then reaps), and the runner proper, which loses its p
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -66,7 +67,8 @@ def descendants(root: int) -> list[int]:
             except OSError:
                 continue
             parents[int(entry)] = int(text.rpartition(")")[2].split()[1])
-    found, front = [], {root}
+    found: list[int] = []
+    front = {root}
     while front:
         front = {pid for pid, parent in parents.items() if parent in front and pid not in found}
         found += front
@@ -89,10 +91,8 @@ def kill_tree(leash: int) -> None:
 
 
 def _signal(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
 
 
 def _unshare(flag: int, name: str, missing: list[str]) -> bool:
@@ -219,16 +219,16 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
         _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, size)
     elif not config["trusted"]:
         missing.append("bounded folder")
-    for path, data in files.items():
-        place = Path(workdir) / "program" / path
+    for relative, data in files.items():
+        place = Path(workdir) / "program" / relative
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(data)
     if uid is not None and not _can_read(uid, config["readable"]):
         missing.append("own user id (the interpreter's folder is closed to other users)")
         uid = None
     if uid is not None:
-        for folder, _, files in os.walk(workdir):
-            for path in [folder, *(f"{folder}/{name}" for name in files)]:
+        for folder, _, names in os.walk(workdir):
+            for path in [folder, *(f"{folder}/{name}" for name in names)]:
                 os.chown(path, uid, uid)
     return uid
 

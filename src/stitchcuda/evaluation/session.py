@@ -1,5 +1,5 @@
-"""One subject in play: its runner, its share of the oracle, and the exchange of one call. The protocol over several calls
-and subjects is in ``evaluator``."""
+"""One subject in play: its runner, its share of the oracle, and the exchange of one call. The protocol over
+several calls and subjects is in ``evaluator``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _numbers = itertools.count(1)
 
 
 class Planes:
-    """How data reaches runners on this machine: the confinement level and whether device memory can be shared. Found out
-    once, by trying, and kept for the process's life."""
+    """How data reaches runners on this machine: the confinement level and whether device memory can be shared.
+    Found out once, by trying, and kept for the process's life."""
 
     level = "full"
     ipc = True
@@ -55,7 +55,8 @@ class Session:
         return self.runner
 
     def open(self) -> None:
-        """Start the runner and attach the shared buffers, at the strictest confinement under which they can be shared."""
+        """Start the runner and attach the shared buffers, at the strictest confinement under which they can be
+        shared."""
         while True:
             self._start()
             if self._attach():

@@ -1,5 +1,5 @@
-"""A module's state by name, and how a fresh module is brought to its device and precision class. The same on both sides:
-torch and the standard library only, loaded by path in the runner.
+"""A module's state by name, and how a fresh module is brought to its device and precision class. The same on
+both sides: torch and the standard library only, loaded by path in the runner.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def wrap(model: nn.Module, variant: str) -> Callable[..., Any]:
         return compiled
 
     def call(*inputs: Any) -> Any:
-        torch.compiler.cudagraph_mark_step_begin()
+        torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*inputs))
 
     return call
@@ -55,7 +55,7 @@ class Graphed:
         leaves, self.structure = pytree.tree_flatten(inputs)
         static = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         arguments = pytree.tree_unflatten(static, self.structure)
-        side = torch.cuda.Stream()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):
