@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 from pathlib import Path
 
 import pytest
 
+from stitchcuda.errors import InfrastructureError
 from stitchcuda.workflow.folder import RunFolder, find_run, list_runs
 from stitchcuda.workflow.journal import NAME, read_records
 from stitchcuda.workflow.result import Result
@@ -100,6 +103,25 @@ def test_nothing_is_measured_again_on_resume(tmp_path: Path) -> None:
     bench, ear = ToyBench(), Ear()
     go(folder, toy(), settings=SETTINGS, bench=bench, ear=ear, resumed=True)
     assert bench.asked == []
+
+
+@pytest.mark.parametrize("room", [8, 12, 16, 20, 28, 36, 44, 52])
+def test_a_disk_that_fills_up_anywhere_costs_no_paid_answer(small_disk: Path, tmp_path: Path, room: int) -> None:
+    undisturbed = toy()
+    expected = go(new_folder(tmp_path, SETTINGS), undisturbed, settings=SETTINGS)
+    ballast = small_disk / "ballast"
+    folder = new_folder(small_disk, SETTINGS)
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    os.truncate(ballast, max(0, ballast.stat().st_size - room * 1024))
+    mind = toy()
+    with pytest.raises(InfrastructureError, match=r"disk is full.*runs resume"):
+        go(folder, mind, settings=SETTINGS)
+    ballast.unlink()
+    result = go(folder, mind, settings=SETTINGS, resumed=True)
+    assert without_clock(result) == without_clock(expected)
+    assert len(mind.asked) <= len(undisturbed.asked) + 1, "only the answer that found no room is asked for again"
 
 
 def test_a_run_that_used_its_budget_goes_on_with_a_larger_one(tmp_path: Path) -> None:
