@@ -44,9 +44,9 @@ recurrent = _load("recurrent_kernel")
 normal = _load("batch_norm_train_kernel")
 
 STACKS = {
-    "38_lstm_bidirectional": recurrent.Stack("lstm", 512, 10, 128, 256, 6, True, True),
+    "38_lstm_bidirectional": recurrent.Stack("lstm", 512, 10, 128, 256, 6, True),
     "39_gru": recurrent.Stack("gru", 512, 10, 128, 256, 6),
-    "35_lstm": recurrent.Stack("lstm", 512, 10, 128, 256, 6, False, True),
+    "35_lstm": recurrent.Stack("lstm", 512, 10, 128, 256, 6),
     "41_gru_bidirectional": recurrent.Stack("gru", 512, 10, 128, 256, 6, True),
 }
 NORMS = [(10, 32, 112), (10, 144, 56), (10, 40, 28), (10, 80, 14), (10, 1280, 7), (10, 192, 112), (10, 672, 224)]
@@ -195,10 +195,8 @@ def check_recurrent(name: str, folder: Path, arch: str) -> Iterator[dict[str, An
     hidden, layers, directions = stack.hidden, stack.layers, stack.directions
     torch.manual_seed(0)
     build = torch.nn.GRU if stack.kind == "gru" else torch.nn.LSTM
-    net: Any = build(
-        stack.inputs, hidden, layers, batch_first=stack.batch_first, bidirectional=stack.bidirectional
-    ).cuda()
-    lead = (stack.batch, stack.steps) if stack.batch_first else (stack.steps, stack.batch)
+    net: Any = build(stack.inputs, hidden, layers, bidirectional=stack.bidirectional).cuda()
+    lead = (stack.steps, stack.batch)
     x = torch.rand(*lead, stack.inputs, device="cuda")
     h0, c0 = (torch.rand(layers * directions, stack.batch, hidden, device="cuda") for _ in range(2))
     lstm = stack.kind == "lstm"

@@ -19,7 +19,7 @@ EXCHANGE_CLOCKS = 1300
 
 @dataclass(frozen=True)
 class Stack:
-    """What ``torch.nn.GRU`` or ``torch.nn.LSTM`` computes, without projections or dropout."""
+    """What ``torch.nn.GRU`` or ``torch.nn.LSTM`` computes, time first, without projections or dropout."""
 
     kind: Literal["gru", "lstm"]
     steps: int
@@ -28,7 +28,6 @@ class Stack:
     hidden: int
     layers: int
     bidirectional: bool = False
-    batch_first: bool = False
     bias: bool = True
 
     @property
@@ -157,8 +156,8 @@ def tilings(stack: Stack, *, wavefront: bool, multiprocessors: int, shared_memor
 def arguments(stack: Stack, tiling: Tiling) -> list[tuple[str, str]]:
     """(name, role) of the launcher's tensors in C order; all float32 and contiguous.
 
-    ``x`` is ``W_ih·input + b_ih`` of the first layer (of the layer): ``[.., directions * gates * hidden]`` in the
-    input's own order of steps and batch. ``h0``, ``c0``, ``h_n`` and ``c_n`` hold the launch's chains in order,
+    ``x`` is ``W_ih·input + b_ih`` of the first layer (of the layer): ``[steps, batch, directions * gates * hidden]``;
+    ``out`` is ``[steps, batch, directions * hidden]``. ``h0``, ``c0``, ``h_n`` and ``c_n`` hold the launch's chains in order,
     ``[chains, batch, hidden]``. ``work`` holds the outputs of all layers but the last.
     """
     names = [("x", "input")]
@@ -182,7 +181,6 @@ def source(stack: Stack, tiling: Tiling, name: str) -> str:
     """The CUDA source of launcher ``name`` for ``arguments(stack, tiling)`` and a stream."""
     wide = stack.directions * stack.gates * stack.hidden
     row = stack.directions * stack.hidden
-    step_rows, batch_rows = (1, stack.steps) if stack.batch_first else (stack.batch, 1)
     constants = {
         "GATES": stack.gates,
         "HIDDEN": stack.hidden,
@@ -199,8 +197,8 @@ def source(stack: Stack, tiling: Tiling, name: str) -> str:
     lines += [
         f"constexpr bool INPUT_INSIDE = {str(tiling.wavefront).lower()};",
         f"constexpr bool BIDIRECTIONAL = {str(stack.bidirectional).lower()};",
-        f"constexpr long long X_STEP = {step_rows * wide}, X_ROW = {batch_rows * wide};",
-        f"constexpr long long OUT_STEP = {step_rows * row}, OUT_ROW = {batch_rows * row};",
+        f"constexpr long long X_STEP = {stack.batch * wide}, X_ROW = {wide};",
+        f"constexpr long long OUT_STEP = {stack.batch * row}, OUT_ROW = {row};",
     ]
     text = TEMPLATE.read_text()
     return text.replace("// @CONFIG@", "\n".join(lines)).replace("// @LAUNCHER@", _launcher(stack, tiling, name))
