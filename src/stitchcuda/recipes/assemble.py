@@ -65,6 +65,8 @@ class Printed:
     bound: list[str] = field(default_factory=list)
     guard: list[str] = field(default_factory=list)
     body: list[str] = field(default_factory=list)
+    staging: list[str] = field(default_factory=list)
+    """Statements that move host inputs to the device."""
     returned: str = ""
 
 
@@ -103,23 +105,57 @@ def _program(rewriter: Rewriter, task: Task, launchers: list[str]) -> str:
         '        """Bind state, fold what depends on it alone, allocate scratch; call again after changing state."""'
     ]
     lines += ["        with torch.no_grad():", *(f"            {line}" for line in printed.prepare)]
-    lines += [f"            self._bound = {_tuple(printed.bound)}", "", *methods, ""]
+    if printed.staging:
+        lines.append("            self._host_inputs = {}")
+    lines += ["            self._graph = None", f"            self._bound = {_tuple(printed.bound)}", "", *methods, ""]
     return "\n".join(lines)
+
+
+def whole_graph(task: Task, *, notes: str = "") -> Program:
+    """The unchanged reference whose forward is captured as one CUDA graph, for models that cannot be read.
+
+    Warm-up calls must not change state, so the state is saved and restored around them.
+    """
+    from stitchcuda.recipes.cuda_graph import RUNTIME
+
+    lines = [kept_source(task.source, keep_forward=True), "", "import torch", RUNTIME]
+    lines += [
+        "class ModelNew(Model):",
+        '    """The reference, replayed as one CUDA graph for each set of input shapes."""',
+        "",
+    ]
+    lines += ["    def prepare(self):", "        self.__dict__['_graphs'] = {}", ""]
+    lines += [
+        "    def forward(self, *inputs):",
+        "        if '_graphs' not in self.__dict__:",
+        "            self.prepare()",
+    ]
+    lines += ["        key = tuple((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs)"]
+    lines += ["        if key not in self._graphs:", "            state = [*self.parameters(), *self.buffers()]"]
+    lines += ["            self._graphs[key] = _Graph(super().forward, inputs, [value.detach() for value in state])"]
+    lines += ["        return self._graphs[key](*inputs)", ""]
+    return Program(files={ENTRY: "\n".join(lines)}, notes=notes)
 
 
 def orchestration(rewriter: Rewriter, printed: Printed) -> tuple[str, list[str]]:
     """Module-level code and the methods of ``ModelNew`` that run the body, by the host recipes that applied."""
     names = rewriter.captured.parameters
     signature = ", ".join(["self", *names])
-    body = ["if self._bound is None:", "    self.prepare()"]
-    if printed.bound:
-        body.append(f"{_tuple(printed.bound)} = self._bound")
+    body = [f"{_tuple(printed.bound)} = self._bound"] if printed.bound else []
     body += [*printed.body, f"return {printed.returned}"]
+    runtime = ""
+    if printed.staging:
+        from stitchcuda.recipes.host_overlap import RUNTIME
+
+        runtime = RUNTIME
     if "cuda_graph" in rewriter.orchestration:
         from stitchcuda.recipes.cuda_graph import graph_methods
 
-        return graph_methods(rewriter, printed, signature, body)
-    return "", [f"    def forward({signature}):", *(f"        {line}" for line in printed.guard + body)]
+        more, methods = graph_methods(rewriter, printed, signature, body)
+        return runtime + more, methods
+    bind = ["if self._bound is None:", "    self.prepare()"]
+    lines = printed.guard + bind + printed.staging + body
+    return runtime, [f"    def forward({signature}):", *(f"        {line}" for line in lines)]
 
 
 def _tuple(names: list[str]) -> str:
@@ -165,7 +201,7 @@ class Printer:
 
     def _print_inputs(self) -> None:
         captured = self.captured
-        paths = _slot_paths(captured.in_spec, captured.parameters)
+        paths = slot_paths(captured.in_spec, captured.parameters)
         for slot, (node, path) in enumerate(zip(captured.inputs, paths, strict=True)):
             if node is None:
                 constant = repr(captured.constants[slot])
@@ -178,6 +214,8 @@ class Printer:
             value = tensor(node)
             assert value is not None
             self.names[node] = path if path.isidentifier() else self.names[node]
+            if node in self.rewriter.staged:
+                self.out.staging.append(f'{path} = _send(self, "{path}", {path})')
             self.out.guard.append(f'_expect("{path}", {path}, {tuple(value.shape)}, {value.dtype})')
             if not path.isidentifier():
                 self.out.body.append(f"{self.names[node]} = {path}")
@@ -333,7 +371,7 @@ def _print_tree(value: Any) -> str:
     raise CaptureError(f"forward returns a {type(value).__name__}, which cannot be printed; return tuples or dicts")
 
 
-def _slot_paths(spec: Any, parameters: list[str]) -> list[str]:
+def slot_paths(spec: Any, parameters: list[str]) -> list[str]:
     """Python expressions that reach each flattened input from forward's arguments."""
     markers = [_Leaf(i) for i in range(spec.num_leaves)]
     arguments, keywords = pytree.tree_unflatten(markers, spec)

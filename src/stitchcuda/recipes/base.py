@@ -117,6 +117,8 @@ class Rewriter:
     gains: list[Gain] = field(default_factory=list)
     orchestration: list[str] = field(default_factory=list)
     """Host recipes that assemble must honour: 'cuda_graph', 'host_overlap'."""
+    staged: set[fx.Node] = field(default_factory=set)
+    """Inputs that host code moves to the device before the graph reads them."""
     disabled: frozenset[str] = frozenset()
     """Launchers that an earlier program was wrong with; recipes leave their nodes alone."""
 
@@ -141,6 +143,9 @@ class Rewriter:
     def launch_seconds(self) -> float:
         """What one more operator costs: a launch and its gap on cuda, dispatch and a thread barrier on cpu."""
         return 4e-6 if self.target == "cuda" else 6e-6
+
+    owners: dict[str, str] = field(default_factory=dict)
+    """The recipe that wrote each launcher."""
 
     def add_source(self, path: str, text: str) -> None:
         """Add a native source; ``path`` ends in .cu or .cpp. The same path with the same text is added once."""

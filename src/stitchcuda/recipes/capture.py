@@ -18,6 +18,7 @@ from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from stitchcuda.errors import StitchError
+from stitchcuda.recipes.rnn_shapes import quick_shapes
 from stitchcuda.task.model import Task
 
 StateKind = Literal["parameter", "buffer", "attribute", "literal"]
@@ -121,10 +122,38 @@ def _build(task: Task, fake: bool, trace: Trace) -> Captured:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         with mode:
             reference = Reference(task.model_copy(update={"target": task.target.model_copy(update={"kind": "cpu"})}))
-            with torch.device(device) if device != "cpu" else nullcontext():
-                model = reference.model(seed=0)
+            model = reference.construct("Model", reference.init_inputs())
+            _place(model, device, reference.dtype)
+            if task.mode is not None:
+                model.train(task.mode == "train")
             inputs = cast_and_move(reference.inputs(seed=0), dtype=reference.dtype, device=None)
-        return trace(model, inputs, device)
+        with quick_shapes():
+            return trace(model, inputs, device)
+
+
+def _place(model: nn.Module, device: str, dtype: torch.dtype | None) -> None:
+    """Put every tensor of a model on a device and in the precision class, ties kept.
+
+    ``nn.Module.to`` cannot do that to fake tensors.
+    """
+    placed: dict[int, torch.Tensor] = {}
+
+    def place(value: torch.Tensor) -> torch.Tensor:
+        wanted = dtype if dtype is not None and value.dtype in (torch.float32, torch.float64) else value.dtype
+        if value.device.type == device and value.dtype == wanted:
+            return value
+        if id(value) not in placed:
+            there = value.detach().to(device=device, dtype=wanted)
+            is_parameter = isinstance(value, nn.Parameter)
+            placed[id(value)] = nn.Parameter(there, requires_grad=value.requires_grad) if is_parameter else there
+        return placed[id(value)]
+
+    for module in model.modules():
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]  # type: ignore[list-item]
+        for owned in tables:
+            for name, value in list(owned.items()):
+                if isinstance(value, torch.Tensor):
+                    owned[name] = place(value)
 
 
 def _forward_parameters(model: nn.Module, count: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from importlib.resources import files
 
@@ -205,7 +206,7 @@ class _Lowering:
         texts = self.rewriter.texts
         name = texts.get(text)
         if name is None:
-            name = self._name(len(texts))
+            name = self._name(text)
             texts[text] = name
         if name in self.rewriter.disabled:
             return None
@@ -224,14 +225,15 @@ class _Lowering:
         ]
         return Launcher(name=name, source=path, arguments=arguments)
 
-    def _name(self, number: int) -> str:
+    def _name(self, text: str) -> str:
+        """Operators and a digest of the text: the same kernel has the same name in every program."""
         names = [op_name(node).strip("_") for node in self.nodes]
         kept: list[str] = []
         for name in names:
             short = re.sub(r"[^a-z0-9]", "", name)
             if short not in kept and short not in ("copy", "to", "tocopy"):
                 kept.append(short)
-        return "_".join(["fused", *kept[:4], str(number)])
+        return "_".join(["fused", *kept[:4], hashlib.sha256(text.encode()).hexdigest()[:6]])
 
     def replace(self, launcher: Launcher) -> None:
         """Put the call into the graph and let users of the results read its outputs."""

@@ -36,6 +36,11 @@ MODAL = {"batch_norm", "instance_norm", "dropout", "feature_dropout", "alpha_dro
 """Operators that differ between train and eval mode."""
 
 
+def _is_modal(node: fx.Node) -> bool:
+    """A dropout of probability 0 is the identity in both modes."""
+    return op_name(node) in MODAL and not ("dropout" in op_name(node) and node.args[1] == 0)
+
+
 def op_name(node: fx.Node) -> str:
     """The ATen operator's base name, e.g. 'add_' for ``aten.add_.Tensor``; empty for other nodes."""
     if node.op != "call_function":
@@ -57,7 +62,7 @@ def tensor(node: Any) -> torch.Tensor | None:
 def normalise(captured: Captured) -> None:
     """Rewrite ``captured`` in place as the module says; sets its ``mutated`` and ``draws_random``."""
     graph = captured.graph
-    captured.mode_matters = any(op_name(node) in MODAL for node in graph.nodes)
+    captured.mode_matters = any(_is_modal(node) for node in graph.nodes)
     _drop_checks(graph)
     _functionalise(captured)
     _drop_noops(graph)

@@ -7,8 +7,8 @@ import ast
 DROPPED = ("get_inputs", "get_init_inputs", "get_input_cases")
 
 
-def kept_source(source: str) -> str:
-    """``source`` without ``Model.forward`` and without the functions that only draw inputs.
+def kept_source(source: str, *, keep_forward: bool = False) -> str:
+    """``source`` without ``Model.forward`` (unless asked to keep it) and without the functions that only draw inputs.
 
     A function that other code refers to stays. Text is cut by lines, so comments and layout survive.
     """
@@ -21,7 +21,7 @@ def kept_source(source: str) -> str:
             cuts.append((_first(statement), _last(statement), ""))
         if isinstance(statement, ast.ClassDef) and statement.name == "Model":
             for member in statement.body:
-                if isinstance(member, ast.FunctionDef) and member.name == "forward":
+                if isinstance(member, ast.FunctionDef) and member.name == "forward" and not keep_forward:
                     filler = " " * member.col_offset + "pass" if len(statement.body) == 1 else ""
                     cuts.append((_first(member), _last(member), filler))
     for first, last, filler in sorted(cuts, reverse=True):

@@ -29,8 +29,10 @@ def rewrite(
     rewriter = Rewriter(_captured(task).copy(), device, disabled=frozenset(disabled))
     for recipe in all_recipes():
         if recipe.name in names and rewriter.target in recipe.targets:
+            before = set(rewriter.launchers)
             recipe.apply(rewriter)
             tidy(rewriter)
+            rewriter.owners |= dict.fromkeys(rewriter.launchers.keys() - before, recipe.name)
     return rewriter, rewriter.gains
 
 

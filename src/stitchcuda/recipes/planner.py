@@ -1,0 +1,165 @@
+"""The Planner without a model: which recipes apply to the reference, what they should save, in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stitchcuda.agents.plan import Idea, Plan, Step
+from stitchcuda.agents.roles import PlanRequest
+from stitchcuda.errors import StitchError
+from stitchcuda.hardware.model import Device
+from stitchcuda.recipes.base import Gain, Rewriter
+from stitchcuda.task.model import Task
+
+HOST = ("cuda_graph", "host_overlap")
+GRAPH_NODE_SECONDS = 1.2e-6
+"""Kernel to kernel inside a CUDA graph (measured on H200: 1.0 to 1.4 microseconds)."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What all recipes together would do to the reference."""
+
+    rewriter: Rewriter
+    gains: dict[str, list[Gain]]
+    """By recipe, in the order in which they run; a recipe that does not apply is not in it."""
+
+
+class RecipePlanner:
+    """Tries every recipe on the captured graph and plans with those that applied."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """Two to four ideas, the most promising first; none, with the reason, when no recipe applies."""
+        bottleneck = f"{request.profile.bottleneck}: {request.profile.evidence}"
+        try:
+            survey = survey_recipes(request.task, request.device)
+        except StitchError as error:
+            return self._unreadable(request, bottleneck, str(error))
+        if not survey.gains:
+            summary = "No rewrite found: no recipe applies to this program where it would pay."
+            return Plan(summary=summary, bottleneck=bottleneck)
+        ideas = _ideas(survey, request)
+        tried = {attempt.idea for attempt in request.attempts}
+        left = [idea for idea in ideas if idea.name not in tried]
+        if not left:
+            return Plan(summary="No rewrite found beyond those tried: every idea was measured.", bottleneck=bottleneck)
+        names = ", ".join(survey.gains)
+        return Plan(summary=f"Recipes that apply: {names}.", bottleneck=bottleneck, ideas=left)
+
+    def _unreadable(self, request: PlanRequest, bottleneck: str, reason: str) -> Plan:
+        """The forward is no graph to read; on cuda it may still be captured while it runs."""
+        quiet = not request.facts.stochastic and request.task.residence == "device"
+        tried = any(attempt.idea == "graph only" for attempt in request.attempts)
+        if request.device.target.kind != "cuda" or not quiet or tried:
+            return Plan(summary=f"No rewrite found: {reason}", bottleneck=bottleneck)
+        gain = _graph_speedup(request, saved=0.0)
+        step = Step(
+            title="Capture the unchanged forward as one CUDA graph",
+            operators=["forward"],
+            fusion="none: the program cannot be read as a graph of operators",
+            host="one CUDA graph with static inputs, replayed on copies",
+            predicted_gain=gain,
+            acceptance="correct, and faster than eager",
+            recipes=["whole_graph"],
+        )
+        idea = Idea(name="graph only", rationale=f"{bottleneck} ({reason})", steps=[step])
+        return Plan(summary=f"Host orchestration alone: {reason}", bottleneck=bottleneck, ideas=[idea])
+
+
+def survey_recipes(task: Task, device: Device) -> Survey:
+    """Apply all recipes to a copy of the task's graph. Raises CaptureError when it cannot be read."""
+    from stitchcuda.recipes.registry import all_recipes
+    from stitchcuda.recipes.write import rewrite
+
+    rewriter, gains = rewrite(task, device, [recipe.name for recipe in all_recipes()])
+    by_recipe: dict[str, list[Gain]] = {}
+    for recipe in all_recipes():
+        mine = [gain for gain in gains if gain.recipe == recipe.name]
+        if mine:
+            by_recipe[recipe.name] = mine
+    return Survey(rewriter, by_recipe)
+
+
+def _ideas(survey: Survey, request: PlanRequest) -> list[Idea]:
+    kernels = [name for name in survey.gains if name not in HOST]
+    host = [name for name in survey.gains if name in HOST]
+    ideas = []
+    everything = f"{request.profile.bottleneck}: {request.profile.evidence}"
+    if kernels and host:
+        steps = [_kernel_step(survey, kernels, request), _host_step(survey, host, request, with_kernels=True)]
+        ideas.append(Idea(name="kernels and host", rationale=everything, steps=steps))
+    if kernels:
+        step = _kernel_step(survey, kernels, request)
+        ideas.append(Idea(name="kernels only", rationale=_evidence(survey, kernels), steps=[step]))
+    if host:
+        step = _host_step(survey, host, request, with_kernels=False)
+        ideas.append(Idea(name="graph only", rationale=_evidence(survey, host), steps=[step]))
+    structural = [name for name in kernels if name not in ("pointwise", "row_reduction")]
+    if structural and len(structural) < len(kernels):
+        step = _kernel_step(survey, structural + ["epilogue"] * ("epilogue" not in structural), request)
+        name, why = "layers only", "the layers' own rewrites without generic fusion: " + _evidence(survey, structural)
+        ideas.append(Idea(name=name, rationale=why, steps=[step]))
+    return sorted(ideas, key=lambda idea: -idea.steps[-1].predicted_gain)[:4]
+
+
+def _kernel_step(survey: Survey, names: list[str], request: PlanRequest) -> Step:
+    gains = [gain for name in names for gain in survey.gains.get(name, [])]
+    saved = sum(gain.seconds for gain in gains)
+    whats = sorted({gain.what for gain in gains})
+    operators = sorted({operator for gain in gains for operator in gain.operators}) or ["forward"]
+    # Helpers that only prepare the ground for others are always allowed to join.
+    helpers = [name for name in ("epilogue", "concat", "pool_first") if name not in names]
+    launches = sum(gain.launches for gain in gains)
+    return Step(
+        title=f"Write {len(gains)} rewrites: " + "; ".join(whats[:3]) + ("; ..." if len(whats) > 3 else ""),
+        operators=operators,
+        fusion="; ".join(whats),
+        host="outputs allocated per call; memory that nobody reads again is overwritten in place",
+        predicted_gain=_speedup(request, saved),
+        acceptance=f"correct; {launches} fewer launches and faster than before",
+        recipes=[*names, *helpers],
+    )
+
+
+def _host_step(survey: Survey, names: list[str], request: PlanRequest, *, with_kernels: bool) -> Step:
+    saved = 0.0
+    if with_kernels:
+        saved = sum(gain.seconds for name, gains in survey.gains.items() if name not in HOST for gain in gains)
+    gain = _graph_speedup(request, saved) if "cuda_graph" in names else 1.0
+    moved = sum(gain.seconds for gain in survey.gains.get("host_overlap", []))
+    wall = request.profile.timeline.wall_seconds
+    if moved and wall > moved:
+        gain *= wall / (wall - moved)
+    whats = sorted({gain.what for name in names for gain in survey.gains[name]})
+    return Step(
+        title="; ".join(whats),
+        operators=["forward"],
+        fusion="none: the kernels stay as they are",
+        host="; ".join(whats),
+        predicted_gain=gain,
+        acceptance="correct, state updates included; launch gaps gone from the timeline",
+        recipes=names,
+    )
+
+
+def _speedup(request: PlanRequest, saved: float) -> float:
+    wall = request.profile.timeline.wall_seconds
+    return wall / max(wall - saved, 0.2 * wall) if wall > 0 else 1.0
+
+
+def _graph_speedup(request: PlanRequest, saved: float) -> float:
+    """Without launch gaps, the device is busy all the time but for the graph's own node-to-node time."""
+    timeline = request.profile.timeline
+    if timeline.wall_seconds <= 0:
+        return 1.0
+    busy = max(timeline.busy_seconds - saved, 0.1 * timeline.busy_seconds)
+    return max(timeline.wall_seconds / max(busy + timeline.launches * GRAPH_NODE_SECONDS, 1e-9), 0.0)
+
+
+def _evidence(survey: Survey, names: list[str]) -> str:
+    parts = []
+    for name in names:
+        gains = survey.gains[name]
+        seconds = sum(gain.seconds for gain in gains)
+        parts.append(f"{name}: {len(gains)} places, {seconds * 1e6:.0f} us predicted")
+    return "; ".join(parts)
