@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from stitchcuda.errors import ProgramError
 from stitchcuda.program.export import to_kernelbench, to_package
@@ -115,3 +116,15 @@ SEVERAL = cpu_program().model_copy(
 def test_a_cpu_export_compiles_and_runs(tmp_path: Path, program: Program) -> None:
     (tmp_path / "single.py").write_text(to_kernelbench(program))
     assert run_python(CHECK.format(module="single"), tmp_path).endswith("fine\n")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_cuda_exports_compile_and_run(tmp_path: Path) -> None:
+    to_package(cuda_program(), tmp_path / "fast")
+    (tmp_path / "single.py").write_text(to_kernelbench(cuda_program()))
+    for module in ("fast", "single"):
+        code = CHECK.format(module=module).replace(
+            "import sys, torch", "import sys, torch; torch.set_default_device('cuda')"
+        )
+        assert run_python(code, tmp_path).endswith("fine\n")

@@ -137,3 +137,8 @@ def test_a_model_that_never_ends_is_stopped_with_its_children(tmp_path: Path) ->
 
 def test_printing_a_lot_does_no_harm(tmp_path: Path) -> None:
     assert look(tmp_path, source("print('x' * 10**7); return x")).outputs
+
+
+def test_a_part_of_a_model_is_inspected_like_any_other_task(tmp_path: Path) -> None:
+    task = load_task(write(tmp_path, GOOD), target=CPU, submodule="inner")
+    assert inspect_task(task).inputs == [TensorFacts(shape=(4, 8), dtype="float32")]

@@ -26,7 +26,13 @@ def _cuda_flags():
     """Compile for the GPU that is there, with its architecture-specific instructions."""
     major, minor = torch.cuda.get_device_capability()
     number = f"{major}{minor}" + ("a" if major >= 9 else "")
-    return ["-O3", "-lineinfo", f"-gencode=arch=compute_{number},code=sm_{number}"]
+    hidden = ("HALF_OPERATORS", "HALF_CONVERSIONS", "HALF2_OPERATORS", "BFLOAT16_CONVERSIONS")
+    shown = [f"-U__CUDA_NO_{name}__" for name in hidden]  # torch hides the half types' operators
+    return ["-O3", "-lineinfo", *shown, f"-gencode=arch=compute_{number},code=sm_{number}"]
+
+
+# The sources bring their own headers; torch's would make each compile slow.
+_own_headers = {"no_implicit_headers": True} if "no_implicit_headers" in signature(load_inline).parameters else {}
 '''
 
 _CPU_FLAGS = ("-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math")
@@ -65,6 +71,7 @@ def to_kernelbench(program: Program) -> str:
     names = imports.local_modules(program)
     head = ["import sys", "import types", ""]
     if program.manifest is not None:
+        head[1:1] = ["from inspect import signature"]
         head += ["import torch", "from torch.utils.cpp_extension import load_inline", ""]
     head.append(_MODULE)
     if program.manifest is not None:
@@ -95,7 +102,11 @@ def _extension(program: Program, manifest: Manifest, prefix: str) -> list[str]:
         (source,) = sources.values()
         lines.append(f"_SOURCE = {_literal(source)}")
         lines.append(f"_WRAPPER = {_literal(checked)}")
-        native = "cpp_sources=[_WRAPPER], cuda_sources=[_SOURCE]" if cuda else "cpp_sources=[_SOURCE, _WRAPPER]"
+        native = (
+            "cpp_sources=[_WRAPPER], cuda_sources=[_SOURCE], **_own_headers"
+            if cuda
+            else "cpp_sources=[_SOURCE, _WRAPPER]"
+        )
         lines.append(f"_kernels = load_inline(name={prefix!r}, {native}, functions={functions!r}, {options})")
     else:
         definitions = "\n".join(f'  m.def("{name}", &{name});' for name in functions)

@@ -8,6 +8,7 @@ as evidence about a Program.
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 import time
@@ -182,8 +183,25 @@ def synchronise() -> None:
 def estimate_bytes(reference: Reference) -> int:
     """Bytes of parameters, buffers and inputs, found on the meta device without allocating them; 0 if that fails.
 
-    Two copies of the state are held at once while it is cast or moved, and inspecting keeps one more.
+    In a child process, because caches that the source keeps must not be left with meta tensors in them. Two
+    copies of the state are held at once while it is cast or moved.
     """
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            with os.fdopen(writing, "w") as pipe:
+                pipe.write(str(_bytes_on_meta(reference)))
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return int(text) if text.isdigit() else 0
+
+
+def _bytes_on_meta(reference: Reference) -> int:
     state = on_meta(lambda: reference.construct("Model", reference.init_inputs()))
     inputs = on_meta(lambda: reference.module.get_inputs())
     held = 0

@@ -134,10 +134,10 @@ class Reference:
             seed_all(seed)
             with _default_device(place):
                 values = self._draw(case)
-        except RuntimeError:
+        except Exception:
             if place is None:
                 raise
-            # A source that names a CPU generator or mixes devices cannot draw on the device.
+            # A source that names a CPU generator, uses numpy or mixes devices cannot draw on the device.
             seed_all(seed)
             values = self._draw(case)
         moved = cast_and_move(values, dtype=self.dtype, device="cpu" if on_host else self.device)
