@@ -293,3 +293,8 @@ def source(plans: list[Plan]) -> str:
     launchers = {plan.launcher: plan.code for plan in plans}
     text = TEMPLATE.read_text()
     return text.replace("// @LAUNCHERS@", "\n\n".join(launchers[name] for name in sorted(launchers)))
+
+
+def cpu_source() -> str:
+    """The C++ source of launcher ``batch_norm_train``, with a NormPlan's arguments."""
+    return TEMPLATE.with_suffix(".cpp").read_text()
