@@ -33,11 +33,14 @@ def inspect_task(task: Task, *, timeout_s: float = 120) -> TaskFacts:
         code = _run_probe(task, request, answer, log, limit, timeout_s)
         if not answer.exists() or not answer.stat().st_size:
             raise TaskError(_death(task, code, log, limit))
-        result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return interpret(task, json.loads(answer.read_text(encoding="utf-8")), limit)
+
+
+def interpret(task: Task, result: dict[str, Any], limit: int) -> TaskFacts:
+    """The probe's answer as facts; its error as a TaskError in a sentence. ``limit`` is the memory it had, bytes."""
     if "error" in result:
         raise TaskError(_sentence(task, result["error"], limit))
-    result.pop("needed_bytes")
-    return TaskFacts.model_validate(result)
+    return TaskFacts.model_validate({name: value for name, value in result.items() if name != "needed_bytes"})
 
 
 def available_bytes(kind: str) -> int:

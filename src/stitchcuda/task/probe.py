@@ -35,14 +35,17 @@ def main() -> None:
     raw = json.loads(source.read_text(encoding="utf-8"))
     limit = raw.pop("memory_limit")
     raw["target"] = SimpleNamespace(**raw["target"])
-    task: Any = SimpleNamespace(**raw)
-    stage = ["running the source"]
-    result: dict[str, Any]
-    try:
-        result = run(task, limit, stage)
-    except BaseException as error:
-        result = {"error": describe(error, task.name, stage[0])}
+    result = look(SimpleNamespace(**raw), limit)
     answer.write_text(json.dumps(result), encoding="utf-8")
+
+
+def look(task: Any, memory_limit: int) -> dict[str, Any]:
+    """Facts of the task, or ``{"error": {...}}``, whatever its source raises."""
+    stage = ["running the source"]
+    try:
+        return run(task, memory_limit, stage)
+    except BaseException as error:
+        return {"error": describe(error, task.name, stage[0])}
 
 
 def run(task: Any, memory_limit: int, stage: list[str]) -> dict[str, Any]:
