@@ -44,8 +44,8 @@ def distance(value: torch.Tensor, reference: torch.Tensor) -> Distance:
     square = norm = largest = scale = 0.0
     same = True
     for at in range(0, left.numel(), CHUNK):
-        a = left[at : at + CHUNK].to(torch.float64)
-        b = right[at : at + CHUNK].to(a.device, torch.float64)
+        b = right[at : at + CHUNK].to(torch.float64)
+        a = left[at : at + CHUNK].to(b.device, torch.float64)
         finite = torch.isfinite(b)
         if not bool(finite.all()) or not bool(torch.isfinite(a).all()):
             agree = torch.where(finite, torch.isfinite(a), (a == b) | (a.isnan() & b.isnan()))
@@ -137,7 +137,8 @@ def _pattern(got: torch.Tensor, expected: torch.Tensor, bad: torch.Tensor) -> st
                 return f"only indices {low} to {high} of dimension {dim}"
             steps = set((hit[1:] - hit[:-1]).tolist())
             if len(steps) == 1:
-                return f"every {steps.pop()}th index of dimension {dim}, from {low}"
+                step = steps.pop()
+                return f"indices {low}, {low + step}, {low + 2 * step}, ... of dimension {dim}"
     return "scattered"
 
 

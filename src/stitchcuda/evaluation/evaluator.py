@@ -7,60 +7,34 @@ looks like, in ``integrity`` and ``bounds``.
 
 from __future__ import annotations
 
+import itertools
 import random
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from stitchcuda import __version__
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation import baseline_cache, bounds
+from stitchcuda.evaluation import baseline_cache
 from stitchcuda.evaluation.build import build
-from stitchcuda.evaluation.integrity.census import take_census
 from stitchcuda.evaluation.model import (
-    Correctness,
     Evaluation,
-    Finding,
-    OutputError,
-    Status,
     Tier,
     Timing,
 )
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.runner_client import Failure, Subject
-from stitchcuda.evaluation.session import Planes, Session
+from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.telemetry import Trace, own_kernels, parse_trace
-from stitchcuda.evaluation.timing import Sample, clock_finding, summarise
+from stitchcuda.evaluation.timing import Sample, TimingPlan, summarise
+from stitchcuda.evaluation.trial import Trial
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
-
-
-@dataclass
-class _Checks:
-    """What the checked calls of one Program showed."""
-
-    worst: dict[str, OutputError] = field(default_factory=dict)
-    calls: int = 0
-    labels: set[str] = field(default_factory=set)
-
-    def add(self, verdict: dict[str, Any], full: bool) -> None:
-        self.calls += 1
-        self.labels.update(verdict["labels"])
-        for raw in verdict["outputs"]:
-            error = OutputError(**raw)
-            known = self.worst.get(error.output)
-            if not error.ok or (full and (known is None or error.relative_norm > known.relative_norm)):
-                self.worst[error.output] = error
-
-    def correctness(self, message: str = "") -> Correctness:
-        return Correctness(ok=not message, calls_checked=self.calls, outputs=list(self.worst.values()), message=message)
 
 
 class Evaluator:
@@ -85,7 +59,8 @@ class Evaluator:
         self.kind = task.target.kind
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
-        self._call = 0
+        self._calls = itertools.count(1)
+        self._stock: dict[str, Session | str] = {}
 
     def __enter__(self) -> Evaluator:
         self._start_oracle()
@@ -103,6 +78,10 @@ class Evaluator:
         return self._client
 
     def _stop_oracle(self) -> None:
+        for session in self._stock.values():
+            if isinstance(session, Session):
+                session.close()
+        self._stock.clear()
         if self._client is not None:
             self._client.close()
         self._client = self._plan = None
@@ -131,7 +110,7 @@ class Evaluator:
 
     def evaluate(self, program: Program, tier: Tier = "screen") -> Evaluation:
         """Build, run, check and time a Program. Never raises for what the Program or the machine does."""
-        work = _Work(self, program, tier)
+        work = Trial(self, program, tier)
         try:
             return work.run()
         except Failure as failure:
@@ -162,24 +141,61 @@ class Evaluator:
         missing = [name for name in self.baseline_names() if name not in known]
         if missing:
             self.oracle.ask("renew", nonce=secrets.token_hex(16))
-            known |= {name: self._measure_baseline(name) for name in missing}
+            for group in [missing] if self.roomy(len(missing)) else [[name] for name in missing]:
+                known |= self._measure_baselines(group)
             baseline_cache.write(path, known)
         return {name: known[name] for name in self.baseline_names()}
 
-    def _measure_baseline(self, name: str) -> Timing:
+    def _measure_baselines(self, names: list[str]) -> dict[str, Timing]:
+        """Stock options timed call by call beside each other."""
+        stock = self.open_stocks(names)
+        sessions = [session for session in stock.values() if isinstance(session, Session)]
+        self.time(sessions, self.screen_plan())
+        timings = {}
+        for name, session in stock.items():
+            if isinstance(session, Session) and session.failure is None:
+                timings[name] = self.summary(session, session.note)
+            else:
+                failure = session.failure if isinstance(session, Session) else session
+                timings[name] = Timing(median=0, p10=0, p90=0, n=0, note=str(failure)[:300])
+        for session in sessions:
+            session.close()
+        return timings
+
+    def roomy(self, count: int) -> bool:
+        """Whether so many subjects fit on the device beside each other and the oracle."""
+        if self.kind == "cpu":
+            return True
+        each = 3 * (self.plan["inputs"] + self.plan["outputs"]) + 2 * self.plan["state"] + (1 << 30)
+        return bool(count * each < 0.6 * self.plan["device_free"])
+
+    def open_stocks(self, names: Sequence[str], label: str = "stock") -> dict[str, Session | str]:
+        """``open_stock`` for several; at once on cuda, where starting up is most of a short measurement."""
+        _ = self.plan
+        with ThreadPoolExecutor(max_workers=1 if self.kind == "cpu" else max(1, len(names))) as pool:
+            return dict(zip(names, pool.map(lambda name: self.open_stock(name, label), names), strict=True))
+
+    def open_stock(self, name: str, label: str = "stock") -> Session | str:
+        """A stock option, started and warm under the oracle's present state; a sentence when it cannot be had."""
         session = self.session(self.stock(name))
-        note = ""
         try:
             session.open()
             session.load()
-            for verdict in self.warm_up([session], full=1, patience=self.settings.compile_timeout_s):
-                note = note or ("" if verdict["ok"] else f"not within the error budget: {verdict['message'][:200]}")
-            self.time([session], self.screen_plan())
-            return self.summary(session, note)
+            self.warm_up(session, full=1, patience=self.settings.compile_timeout_s, label=f"{label}-{name}-")
         except Failure as failure:
-            return Timing(median=0, p10=0, p90=0, n=0, note=f"{failure.status}: {failure.message}"[:300])
-        finally:
             session.close()
+            return f"{failure.status}: {failure.message}"[:300]
+        if session.failure is not None:
+            return f"{session.failure.status}: {session.failure.message}"[:300]
+        return session
+
+    def beside(self) -> dict[str, Session | str]:
+        """The stock options that stay open beside screened Programs, brought to the oracle's present state."""
+        for held in self._stock.values():
+            if isinstance(held, Session) and held.failure is None:
+                held.refresh()
+        self._stock |= self.open_stocks([name for name in self.baseline_names() if name not in self._stock])
+        return self._stock
 
     def stock(self, name: str) -> Subject:
         """A baseline as something a runner can run."""
@@ -210,7 +226,7 @@ class Evaluator:
         try:
             session.open()
             session.load()
-            self.warm_up([session], full=0)
+            self.warm_up(session, full=0)
             trace = self.take_trace(session, program)
         except Failure as failure:
             raise InfrastructureError(f"no trace of {subject.name}: {failure.message}") from None
@@ -240,43 +256,53 @@ class Evaluator:
         hold: bool = False,
         patience: float | None = None,
     ) -> list[tuple[Session, Sample, dict[str, Any]]]:
-        """One round: the same fresh inputs to every session in random order, each call exported and checked."""
-        self._call += 1
-        filled = self.oracle.ask("fill", call=self._call, label=label, case=case, sessions=[s.number for s in sessions])
+        """One round: the same fresh inputs to every session in random order, each call exported and checked.
+
+        A Program's failure is raised; a stock option that fails is closed and left out from then on.
+        """
+        sessions = [session for session in sessions if session.failure is None]
+        number = next(self._calls)
+        filled = self.oracle.ask("fill", call=number, label=label, case=case, sessions=[s.number for s in sessions])
         played = []
         for session in random.sample(sessions, len(sessions)):
             state = bool(self.plan["watch"]) and not session.subject.trusted
-            sample = session.call(
-                self._call, filled["seed"], hold=hold, state=state, timeout_s=patience or self.patience()
-            )
-            verdict = self.oracle.ask(
-                "check", session=session.number, call=self._call, full=full, hold=hold, state=state
-            )
+            try:
+                sample = session.call(
+                    number, filled["seed"], hold=hold, state=state, timeout_s=patience or self.patience()
+                )
+            except Failure as failure:
+                if not session.subject.trusted:
+                    raise
+                session.failure = failure
+                session.close()
+                continue
+            verdict = self.oracle.ask("check", session=session.number, call=number, full=full, hold=hold, state=state)
             session.missing_state.update(verdict["missing_state"])
+            if session.subject.trusted and not verdict["ok"]:
+                session.note = f"not within the error budget: {verdict['message'][:200]}"
             played.append((session, sample, verdict))
         return played
 
     def warm_up(
-        self, sessions: Sequence[Session], *, full: int, patience: float | None = None, label: str = "warm"
-    ) -> list[dict[str, Any]]:
-        """The first calls: ``full`` of each case against fp64, then more until warm; returns the verdicts."""
-        verdicts = []
-        first = patience or self.settings.call_timeout_s
-        for case in self.plan["cases"]:
+        self,
+        session: Session,
+        *,
+        full: int,
+        check: Callable[[dict[str, Any], bool], None] = lambda verdict, full: None,
+        patience: float | None = None,
+        label: str = "check",
+    ) -> None:
+        """The first calls: ``full`` of each case against fp64, then more until warm. A Program's outputs are held."""
+        cases = self.plan["cases"]
+        for case in cases:
             for index in range(max(full, self.settings.warmup_calls)):
-                hold = case == self.plan["cases"][0] and index < self.held_calls() and full > 0
-                for session, _, verdict in self.play(
-                    sessions,
-                    f"{label}{index}",
-                    case,
-                    full=index < full,
-                    hold=hold and not sessions[0].subject.trusted,
-                    patience=first if session_is_new(sessions) else None,
+                hold = not session.subject.trusted and case == cases[0] and index < self.held_calls()
+                wait = (patience or self.settings.call_timeout_s) if session.calls == 0 else patience
+                judged = index < full
+                for _, _, verdict in self.play(
+                    [session], f"{label}{index}", case, full=judged, hold=hold, patience=wait
                 ):
-                    if not session.subject.trusted:
-                        verdict["full"] = index < full
-                    verdicts.append(verdict)
-        return verdicts
+                    check(verdict, judged)
 
     def held_calls(self) -> int:
         """How many outputs the runner keeps; fewer when they are large."""
@@ -291,7 +317,7 @@ class Evaluator:
         self,
         sessions: Sequence[Session],
         plan: TimingPlan,
-        check: Callable[[dict[str, Any]], None] = lambda verdict: None,
+        check: Callable[[dict[str, Any], bool], None] = lambda verdict, full: None,
         label: str = "timed",
     ) -> None:
         """Timed calls, every one on fresh inputs and checked; samples are added to the sessions."""
@@ -306,13 +332,17 @@ class Evaluator:
             for session, sample, verdict in self.play(sessions, f"{label}{index}", case):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:
-                    check(verdict)
+                    check(verdict, False)
 
     def summary(self, session: Session, note: str = "") -> Timing:
-        """A session's samples as one Timing; several input cases are weighted as the task says."""
+        """A session's samples as one Timing."""
+        return self.summarise(session.samples, note)
+
+    def summarise(self, taken: Sequence[tuple[str, Sample]], note: str = "") -> Timing:
+        """Samples by input case as one Timing; the cases are weighted as the task says."""
         cuda = self.kind == "cuda"
         groups: dict[str, list[Sample]] = {}
-        for case, sample in session.samples:
+        for case, sample in taken:
             groups.setdefault(case, []).append(sample)
         if len(groups) == 1:
             return summarise(next(iter(groups.values())), cuda, note)
@@ -330,273 +360,3 @@ class Evaluator:
             device_median=mean(lambda t: t.device_median or 0.0) if cuda else None,
             note=note or "weighted mean over the input cases",
         )
-
-
-@dataclass(frozen=True)
-class TimingPlan:
-    """How many timed calls: up to ``calls``, at least ``least``, and none begun after ``seconds``."""
-
-    calls: int
-    least: int
-    seconds: float
-
-
-def session_is_new(sessions: Sequence[Session]) -> bool:
-    """Whether some session has not made a call yet."""
-    return any(session.calls == 0 for session in sessions)
-
-
-class _Work:
-    """One Program on its way to an Evaluation."""
-
-    def __init__(self, evaluator: Evaluator, program: Program, tier: Tier) -> None:
-        self.evaluator, self.program, self.tier = evaluator, program, tier
-        self.settings = evaluator.settings
-        self.began = time.monotonic()
-        self.seconds: dict[str, float] = {}
-        self.findings: list[Finding] = []
-        self.checks = _Checks()
-        self.timings: dict[str, Timing] = {}
-        self.notes: dict[str, str] = {}
-        self.opened: list[Session] = []
-        self.session: Session | None = None
-        self.nonce = secrets.token_hex(16)
-        self.trace: Trace | None = None
-        self.log = ""
-
-    def close(self) -> None:
-        for session in self.opened:
-            session.close()
-
-    def open(self, subject: Subject) -> Session:
-        session = self.evaluator.session(subject)
-        self.opened.append(session)
-        session.open()
-        session.load()
-        return session
-
-    def run(self) -> Evaluation:
-        evaluator, settings = self.evaluator, self.settings
-        built = build(
-            self.program,
-            evaluator.task.target,
-            cache=evaluator.cache,
-            precision=evaluator.task.precision,
-            timeout_s=settings.build_timeout_s,
-        )
-        self.seconds["build"] = built.seconds
-        self.log = built.log
-        if not built.ok or built.folder is None:
-            first = next((line for line in built.log.splitlines() if line.strip()), "no message")
-            raise Failure("build_failed", f"the program does not build: {first[:300]}", built.log)
-        evaluator.oracle.ask("renew", nonce=self.nonce)
-        subject = Subject("program", built.folder, search_path=evaluator.task.search_path)
-        if self.tier == "publish":
-            self._publish(subject)
-        else:
-            self._screen(subject)
-        return self._verdict()
-
-    def _screen(self, subject: Subject) -> None:
-        evaluator = self.evaluator
-        session = self._begin(subject, full=self.settings.correctness_seeds)
-        evaluator.time([session], evaluator.screen_plan(), self._checked)
-        self._clock(session)
-        session.check_held()
-        self._census(session)
-        self.timings["program"] = evaluator.summary(session)
-        session.close()
-        if self.settings.baselines:
-            began = time.monotonic()
-            for name, timing in evaluator.baselines("screen").items():
-                self._keep_baseline(name, timing)
-            self.seconds["baselines"] = time.monotonic() - began
-
-    def _publish(self, subject: Subject) -> None:
-        """Several fresh processes of everything, calls interleaved."""
-        evaluator, settings = self.evaluator, self.settings
-        rounds = settings.publish_processes
-        calls = -(-settings.publish_calls // rounds)
-        names = evaluator.baseline_names() if settings.baselines else []
-        samples: dict[str, list[tuple[str, Sample]]] = {}
-        for index in range(rounds):
-            label = f"round{index}-"
-            session = self._begin(subject, full=settings.correctness_seeds if index == 0 else 1, label=label)
-            stock = []
-            for name in list(names):
-                try:
-                    other = self.open(evaluator.stock(name))
-                    for verdict in evaluator.warm_up(
-                        [other], full=0, patience=settings.compile_timeout_s, label=f"{label}{name}"
-                    ):
-                        if not verdict["ok"]:
-                            self.notes[name] = f"not within the error budget: {verdict['message'][:200]}"
-                    stock.append(other)
-                except Failure as failure:
-                    names.remove(name)
-                    self.notes[name] = f"{failure.status}: {failure.message}"[:300]
-            plan = TimingPlan(calls, settings.screen_min_calls, settings.publish_seconds / rounds)
-            evaluator.time([session, *stock], plan, self._checked, label=label)
-            self._clock(session)
-            session.check_held()
-            if index == rounds - 1:
-                self._census(session)
-            for each in (session, *stock):
-                samples.setdefault(each.subject.name, []).extend(each.samples)
-            for each in (session, *stock):
-                if each is not session or index < rounds - 1:
-                    each.close()
-        for name, taken in samples.items():
-            holder = evaluator.session(Subject(name))
-            holder.samples = taken
-            timing = evaluator.summary(holder, self.notes.get(name, ""))
-            if name == "program":
-                self.timings["program"] = timing
-            else:
-                self._keep_baseline(name, timing)
-
-    def _begin(self, subject: Subject, *, full: int, label: str = "check") -> Session:
-        """Open the Program and make its first calls, each checked."""
-        began = time.monotonic()
-        session = self.session = self.open(subject)
-        self.seconds["start"] = self.seconds.get("start", 0.0) + time.monotonic() - began
-        for key, value in session.seconds.items():
-            self.seconds[key] = value
-        began = time.monotonic()
-        evaluator = self.evaluator
-        for case in evaluator.plan["cases"]:
-            for index in range(max(full, self.settings.warmup_calls)):
-                first_case = case == evaluator.plan["cases"][0]
-                hold = first_case and index < evaluator.held_calls()
-                patience = self.settings.call_timeout_s if session.calls == 0 else None
-                [(_, _, verdict)] = evaluator.play(
-                    [session], f"{label}{index}", case, full=index < full, hold=hold, patience=patience
-                )
-                self._checked(verdict, full=index < full)
-        self.seconds["check"] = self.seconds.get("check", 0.0) + time.monotonic() - began
-        return session
-
-    def _checked(self, verdict: dict[str, Any], full: bool = False) -> None:
-        self.checks.add(verdict, full)
-        if not verdict["ok"]:
-            raise Failure("wrong_output", verdict["message"])
-
-    def _clock(self, session: Session) -> None:
-        """Compare clocks; on disagreement measure once more, since a busy machine delays hand-overs too."""
-        finding = clock_finding([s for _, s in session.samples], session.noop)
-        if finding is None:
-            return
-        earlier = len(session.samples)
-        least = self.settings.screen_min_calls
-        self.evaluator.time([session], TimingPlan(least, least, 1e9), self._checked, label="again")
-        finding = clock_finding([s for _, s in session.samples[earlier:]], session.noop)
-        if finding is not None:
-            self.findings.append(finding)
-            raise Failure("dishonest", f"the clocks disagree: {finding.evidence}")
-
-    def _census(self, session: Session) -> None:
-        if not self.settings.trace_program:
-            return
-        began = time.monotonic()
-        try:
-            self.trace = self.evaluator.take_trace(session, self.program)
-        except Failure as failure:
-            self.findings.append(Finding(rule="no_trace", severity="flag", evidence=failure.message))
-        self.seconds["trace"] = time.monotonic() - began
-
-    def _keep_baseline(self, name: str, timing: Timing) -> None:
-        if timing.n:
-            self.timings[name] = timing
-        if timing.note:
-            self.notes[name] = timing.note
-
-    def _verdict(self) -> Evaluation:
-        evaluator = self.evaluator
-        median = self.timings["program"].median
-        if self.session is not None and self.session.missing_state:
-            names = ", ".join(sorted(self.session.missing_state)[:5])
-            self.findings.append(
-                Finding(rule="state_update", severity="flag", evidence=f"a call leaves {names} as it was")
-            )
-        self.findings += bounds.bound_findings(evaluator.plan["work"], evaluator.device, median)
-        rejected = next((f for f in self.findings if f.severity == "reject"), None)
-        if rejected is not None:
-            status: Status = "impossible" if rejected.rule == "impossible" else "dishonest"
-            return self._evaluation(status, rejected.evidence, self.checks.correctness())
-        speedup = self._speedup(median)
-        best = f", {speedup['over_best']:.2f}x over the best stock option" if "over_best" in speedup else ""
-        message = f"correct in {self.checks.calls} calls; {median * 1e3:.3f} ms a call{best}"
-        return self._evaluation("correct", message, self.checks.correctness(), speedup)
-
-    def _speedup(self, median: float) -> dict[str, float]:
-        speedup = {name: t.median / median for name, t in self.timings.items() if name != "program" and median > 0}
-        sound = [ratio for name, ratio in speedup.items() if "error budget" not in self.notes.get(name, "")]
-        return speedup | ({"over_best": min(sound)} if sound else {})
-
-    def failed(self, status: Status, message: str, log: str) -> Evaluation:
-        """The Evaluation of a Program that did not come through."""
-        self.log = log or self.log
-        correctness = self.checks.correctness(message) if status == "wrong_output" else None
-        self.timings = {}
-        return self._evaluation(status, message, correctness)
-
-    def _evaluation(
-        self, status: Status, message: str, correctness: Correctness | None, speedup: dict[str, float] | None = None
-    ) -> Evaluation:
-        evaluator, session = self.evaluator, self.session
-        labels = set(self.checks.labels)
-        if evaluator.facts.stochastic:
-            labels.add("stochastic")
-        if any(opened.seeded for opened in self.opened):
-            labels.add("seeded_weights")
-        program = self.timings.get("program")
-        sol = None
-        if program is not None and status == "correct":
-            task = evaluator.task
-            sol = bounds.speed_of_light(evaluator.plan["work"], evaluator.device, task.precision, program.median)
-        self.seconds["total"] = time.monotonic() - self.began
-        return Evaluation(
-            status=status,
-            message=message,
-            tier=self.tier,
-            precision=evaluator.task.precision,
-            findings=self.findings,
-            correctness=correctness,
-            timings=self.timings,
-            speedup=speedup or {},
-            census=take_census(self.trace) if self.trace is not None else None,
-            sol=sol,
-            labels=sorted(labels),
-            log=_shorten(self.log, 4000),
-            seconds={name: round(value, 6) for name, value in self.seconds.items()},
-            memory={"host": session.peak_host, "device": session.peak_device} if session is not None else {},
-            provenance=self._provenance(),
-        )
-
-    def _provenance(self) -> dict[str, str | float | int | bool | None]:
-        evaluator, session = self.evaluator, self.session
-        plan = evaluator._plan or {}
-        confinement = "not started"
-        if session is not None:
-            confinement = "full" if not session.missing else "without " + ", ".join(session.missing)
-        provenance: dict[str, str | float | int | bool | None] = {
-            "device": evaluator.device.name,
-            "driver": evaluator.device.driver,
-            "cuda": plan.get("cuda", ""),
-            "torch": plan.get("torch", ""),
-            "nonce": self.nonce,
-            "stitchcuda": __version__,
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "confinement": confinement,
-            "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
-            "fixed_inputs": bool(plan.get("fixed_inputs", False)),
-            "task": evaluator.task.digest,
-            "program": self.program.digest,
-        }
-        return provenance | {f"baseline:{name}": note for name, note in self.notes.items()}
-
-
-def _shorten(text: str, limit: int) -> str:
-    if len(text) <= limit:
-        return text
-    return text[: limit // 2 - 20] + "\n[...]\n" + text[-(limit // 2 - 20) :]

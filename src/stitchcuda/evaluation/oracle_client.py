@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from stitchcuda.evaluation.channel import receive, send
 
 
 class OracleClient:
-    """One oracle process; requests are answered in order. Not for several threads at once."""
+    """One oracle process; requests of several threads are answered one after the other."""
 
     def __init__(self, timeout_s: float) -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
+        self.lock = threading.Lock()
         self.channel.settimeout(timeout_s)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         source = str(Path(__file__).parents[2])
@@ -41,6 +43,10 @@ class OracleClient:
 
     def ask(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> Any:
         """One request; InfrastructureError when the oracle fails, with its last words."""
+        with self.lock:
+            return self._ask(op, fds, fields)
+
+    def _ask(self, op: str, fds: Sequence[int], fields: dict[str, Any]) -> Any:
         if self.channel.fileno() < 0:
             raise InfrastructureError("the oracle process has ended already")
         try:
@@ -77,12 +83,9 @@ class OracleClient:
         return f"exit code {code}; {text[-1500:] or 'it printed nothing'}"
 
     def close(self) -> None:
-        """End the process; safe to call twice."""
+        """End the process, which holds nothing worth a clean exit; safe to call twice."""
         self.channel.close()
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
         if not self.errors.closed:
             self.errors.close()

@@ -38,6 +38,11 @@ def load_file(name: str, path: Path) -> ModuleType:
     return module
 
 
+if not TYPE_CHECKING:
+    wire = load_file("stitchcuda_wire", Path(__file__).with_name("wire.py"))
+    Op, Code, Command = wire.Op, wire.Code, wire.Command
+
+
 class Nothing(Exception):
     """There was nothing to do."""
 
@@ -185,7 +190,8 @@ class Runner:
         self.find_watched()
         return time.perf_counter_ns() - began
 
-    def take_inputs(self, flags: int) -> None:
+    def take_inputs(self, flags: int, seed: int) -> None:
+        """Fresh copies of the inputs, state as it was, caches emptied, generators seeded (unless negative)."""
         self.inputs, self.outputs = [], None
         place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
         self.inputs = self.layout.unpack(self.read("structure"), self.data["inputs"], place)
@@ -199,14 +205,14 @@ class Runner:
                     size = self.setup["flush_bytes"]
                     self.flush_buffer = self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
                 self.flush_buffer.fill_(1)
+        if seed >= 0:
+            self.states.seed_all(seed)
         self.sync()
 
-    def run_call(self, flags: int, seed: int) -> tuple[int, int]:
+    def run_call(self, flags: int) -> tuple[int, int]:
         """One call; wall and device nanoseconds."""
         torch, call, inputs = self.torch, self.call, self.inputs
         assert call is not None
-        if seed >= 0:
-            self.states.seed_all(seed)
         clock = time.perf_counter_ns
         device = 0
         with torch.no_grad():
@@ -265,9 +271,9 @@ class Runner:
         elif op == Op.PREPARE_MODEL:
             return self.prepare(), 0
         elif op == Op.INPUTS:
-            self.take_inputs(command.flags)
+            self.take_inputs(command.flags, command.argument)
         elif op == Op.CALL:
-            return self.run_call(command.flags, command.argument)
+            return self.run_call(command.flags)
         elif op == Op.EXPORT:
             self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
         elif op == Op.EXPORT_HELD:
@@ -297,11 +303,8 @@ def classify(error: BaseException) -> Code:
 
 def main(config: dict[str, Any]) -> None:
     """Obey commands until EXIT or the other end closes."""
-    global wire, Op, Code, Command
     if config["torch_folder"] not in sys.path:
         sys.path.append(config["torch_folder"])
-    wire = load_file("stitchcuda_wire", Path(__file__).with_name("wire.py"))  # type: ignore[assignment]
-    Op, Code, Command = wire.Op, wire.Code, wire.Command
     runner = Runner(config)
     while True:
         try:

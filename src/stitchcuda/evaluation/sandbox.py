@@ -32,9 +32,9 @@ SYS_MOUNT_SETATTR = 442
 FIRST_UID = 61000
 """User ids 61000 to 64999 are given to runners, by the leash's process id, when the caller is root."""
 
-LEVELS = ("full", "same_user", "shared_pids", "session")
-"""From strictest to loosest, each dropping one thing CUDA's shared memory handles may not survive: another user id,
-the PID and IPC namespaces, all namespaces."""
+LEVELS = ("full", "shared_pids", "same_user", "session")
+"""From strictest to loosest, each dropping one more thing that CUDA's shared memory handles may not survive: the PID
+and IPC namespaces, another user id, all namespaces."""
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -163,7 +163,8 @@ def _confine(config: dict[str, Any], uid: int | None) -> None:
     if not config["trusted"]:
         _drop_capabilities()
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+        # Changing the user id hid the process from itself (/proc/self/fd), which libraries do not expect.
+        libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
 def _open_closed_folders(needed: list[str], workdir: str) -> None:
@@ -272,7 +273,7 @@ def launch(config: dict[str, Any]) -> int:
     root = os.geteuid() == 0
     libc.prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)
     mounts = own_pids = False
-    candidate = FIRST_UID + os.getpid() % 4000 if root and level == "full" and not trusted else None
+    candidate = FIRST_UID + os.getpid() % 4000 if root and level in ("full", "shared_pids") and not trusted else None
     if not trusted:
         if not root:
             missing.append("own user id (not root)")
@@ -281,7 +282,7 @@ def launch(config: dict[str, Any]) -> int:
                 _own_user_namespace(missing)
             _unshare(NEWNET, "network namespace", missing)
             mounts = _unshare(NEWNS, "mount namespace", missing)
-            if level != "shared_pids":
+            if level == "full":
                 _unshare(NEWIPC, "IPC namespace", missing)
                 own_pids = _unshare(NEWPID, "PID namespace", missing)
         if level != "full":

@@ -47,6 +47,8 @@ class Session:
         self.calls = 0
         self.attached = False
         self.torch = ""
+        self.note = ""
+        self.failure: Failure | None = None
 
     @property
     def live(self) -> RunnerClient:
@@ -123,12 +125,18 @@ class Session:
         if reply.code == Code.OK and not self.subject.trusted:
             self.seconds["prepare"] = runner.handed
 
+    def refresh(self) -> None:
+        """Copy the oracle's present state into a stock option that stays open; its earlier samples are forgotten."""
+        self.oracle.ask("state", session=self.number)
+        self.live.ask(Op.STATE, timeout_s=self.settings.load_timeout_s)
+        self.samples = []
+
     def call(self, call: int, seed: int, *, hold: bool, state: bool, timeout_s: float) -> Sample:
         """One exchange: take the inputs, run, export. The inputs must have been filled in."""
         runner = self.live
         patience = self.settings.load_timeout_s
-        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=wire.FLUSH)
-        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=wire.HOLD if hold else 0, argument=seed)
+        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=wire.FLUSH, argument=seed)
+        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=wire.HOLD if hold else 0)
         handed = runner.handed
         self._take_peaks(reply)
         runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=wire.STATE_OUT if state else 0)

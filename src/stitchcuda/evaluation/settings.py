@@ -69,13 +69,18 @@ class EvaluationSettings(BaseModel):
     )
     oracle_timeout_s: float = Field(default=600.0, gt=0, description="one request to the oracle, seconds")
     max_autotune: bool = Field(default=False, description="also measure torch.compile(mode='max-autotune')")
+    interleave: bool | None = Field(
+        default=None,
+        description="screen: keep the stock options running and time them beside every Program, call by call; "
+        "False: compare with cached timings; None: on cpu, where other load moves all times together",
+    )
     baselines: bool = Field(default=True, description="measure or look up the stock options too")
     memory_bytes: int | None = Field(
         default=None,
         description="address space of a cpu runner, bytes; None: three quarters of what is free, plus 4 GiB",
     )
     disk_bytes: int = Field(default=512 << 20, description="private folder of a runner, bytes")
-    processes: int = Field(default=512, description="processes and threads of a runner")
+    processes: int = Field(default=2048, description="processes and threads of a runner")
     log_bytes: int = Field(default=64 << 10, description="kept of what a runner prints: half head, half tail, bytes")
     trace_calls: int = Field(default=3, ge=1, description="calls recorded by torch.profiler in a pass of its own")
     trace_program: bool = Field(default=True, description="take the census of kernels after the timed calls")

@@ -32,6 +32,15 @@ class Sample:
     """by the supervisor's clock, for copying the outputs out afterwards"""
 
 
+@dataclass(frozen=True)
+class TimingPlan:
+    """How many timed calls: up to ``calls``, at least ``least``, and none begun after ``seconds``."""
+
+    calls: int
+    least: int
+    seconds: float
+
+
 def summarise(samples: Sequence[Sample], cuda: bool, note: str = "") -> Timing:
     """Median and spread of the score: per call the larger of wall and device time."""
     score = [max(s.wall, s.device) for s in samples]
@@ -46,13 +55,13 @@ def summarise(samples: Sequence[Sample], cuda: bool, note: str = "") -> Timing:
 
 
 def clock_finding(samples: Sequence[Sample], noop: float) -> Finding | None:
-    """The supervisor's clock over each hand-over, less a no-op's, against the runner's own; medians.
+    """The supervisor's clock over each hand-over, less a no-op's, against the runner's own; median difference.
 
     Allowed on top of the runner's time: a quarter of it, and five no-op hand-overs but at least 300 microseconds, since
     waking a process late is the machine's doing.
     """
-    ours = quantile([s.handed for s in samples], 0.5) - noop
     theirs = quantile([s.wall for s in samples], 0.5)
+    ours = theirs + quantile([s.handed - s.wall for s in samples], 0.5) - noop
     slack = 0.25 * theirs + max(5 * noop, 300e-6)
     if theirs > 0 and ours <= theirs + slack:
         return None
