@@ -3,9 +3,9 @@
     python benchmarks/retrieval/run.py [--embedder local] [--json results.json]
 
 Questions are JSON lines in the ``*.jsonl`` files here: ``question``; ``answers``, any of which counts as found
-(``NOTE.md#section`` or ``NOTE.md`` for the notes, ``symbol:NAME`` for a declaration in the toolkit's headers); ``kind``
-(``question``, ``symbol``, ``error``, ``profiler``); ``arch``, optional; ``written_before_index``. Questions whose answers
-are all headers that are not installed here are left out, and counted as left out.
+(``NOTE.md#section`` or ``NOTE.md`` for the notes, ``symbol:NAME`` for a declaration in the toolkit's headers);
+``kind`` (``question``, ``symbol``, ``error``, ``profiler``); ``arch``, optional; ``written_before_index``. Questions
+whose answers are all headers that are not installed here are left out, and counted as left out.
 
 Plain BM25 is SQLite FTS5 with its default tokenizer over title and text, the words of the question joined by OR.
 """
@@ -86,7 +86,8 @@ class PlainBM25:
         self._db.execute("CREATE VIRTUAL TABLE plain USING fts5(title, text)")
         rows = store.connection.execute("SELECT id, title, text FROM chunks")
         self._db.executemany(
-            "INSERT INTO plain(rowid, title, text) VALUES (?,?,?)", ((i, " ".join(json.loads(t)), x) for i, t, x in rows)
+            "INSERT INTO plain(rowid, title, text) VALUES (?,?,?)",
+            ((i, " ".join(json.loads(t)), x) for i, t, x in rows),
         )
 
     def search(self, text: str, limit: int) -> list[int]:
@@ -139,7 +140,9 @@ def evaluate(store: Store, embedder: str | None, model: str | None, *, show_miss
     asked = [q for q in questions if right[q]]
     plain, lexical = PlainBM25(store), Searcher(store)
     methods = {"plain BM25": lambda q: plain.search(q.text, DEPTH)}
-    methods["lexical"] = lambda q: [p.chunk_id for p in lexical.search(q.text, limit=DEPTH, arch=[q.arch] if q.arch else [])]
+    methods["lexical"] = lambda q: [
+        p.chunk_id for p in lexical.search(q.text, limit=DEPTH, arch=[q.arch] if q.arch else [])
+    ]
     vectors = embedder_from(embedder, model)
     if vectors is not None:
         embed_missing(store, vectors)
@@ -159,12 +162,16 @@ def evaluate(store: Store, embedder: str | None, model: str | None, *, show_miss
                 print(f"{name} missed ({rank}): {question.text}  -> {', '.join(question.answers[:3])}")
         table[name] = {group: figures(ranks) for group, ranks in sorted(groups.items())}
     chunks, _ = store.totals()
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+    )
     return {
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
         "commit": commit.stdout.strip(),
-        "sources": {s.uri: {"version": s.version, "documents": s.documents, "chunks": s.chunks} for s in store.sources()},
+        "sources": {
+            s.uri: {"version": s.version, "documents": s.documents, "chunks": s.chunks} for s in store.sources()
+        },
         "chunks": chunks,
         "questions": len(questions),
         "left_out": len(questions) - len(asked),
@@ -179,7 +186,8 @@ def print_table(results: dict[str, object]) -> None:
     print(f"{results['questions']} questions ({results['left_out']} left out), {results['chunks']} passages")
     for method, groups in table.items():
         for group, f in groups.items():
-            print(f"{method:22} {group:28} n={f['n']:<4} recall@1 {f['recall@1']:.3f}  recall@5 {f['recall@5']:.3f}  MRR {f['mrr']:.3f}")
+            found = f"recall@1 {f['recall@1']:.3f}  recall@5 {f['recall@5']:.3f}  MRR {f['mrr']:.3f}"
+            print(f"{method:22} {group:28} n={f['n']:<4} {found}")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ def _cut(passage: Passage, budget: int) -> Passage:
     text = "\n".join(lines)
     if text.count("```") % 2:
         text += "\n```"
+    if not text:
+        text = passage.text[: int(budget * CHARACTERS_PER_TOKEN)].rsplit(" ", 1)[0]
     return replace(passage, text=f"{text}\n[cut here]" if text else "")
 
 

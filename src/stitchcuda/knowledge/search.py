@@ -26,22 +26,27 @@ TITLE, SYMBOL, BODY = 2.5, 3.0, 1.0
 """Weights of an occurrence in a title, among declared symbols, in the text."""
 EXACT = 0.8
 """What an exact symbol adds, in units of the symbol's own idf."""
+CONTINUED = 0.4
+"""Share of that for the later passages of one declaration: its signature and brief come first."""
 COVERAGE = 0.5
 """Share of the score that depends on how much of the query's idf mass a passage covers."""
 NOTE_PRIOR = 1.15
 """Notes and prose against declarations, for queries that name no symbol: advice before reference."""
 RRF = 60
 """The constant of reciprocal-rank fusion."""
-POSTINGS_BUDGET = 6000
+POSTINGS_BUDGET = 2500
 """Postings that one query may touch in the full-text index; its rarest terms come first."""
-CANDIDATES = 160
+RANKED_BUDGET = 12_000
+"""Postings up to which a conjunction of common terms is ranked by SQLite's own BM25."""
+CANDIDATES = 80
+"""Passages that each full-text query may bring to the exact scoring."""
 REPEAT = 0.75
 """Factor on the score of a passage for every better one of the same title: five overloads are one answer."""
 SIBLING = 0.97
 """The same for every better one of the same document, up to four."""
 DEPRECATED = 0.8
 """Factor on what says that it is deprecated: the reader should meet its successor first."""
-MAX_TERMS = 24
+MAX_TERMS = 18
 
 
 def _quote(term: str) -> str:
@@ -67,6 +72,7 @@ class Searcher:
     def __init__(self, store: Store, embedder: Embedder | None = None) -> None:
         self.store, self.embedder = store, embedder
         self._vectors: VectorCache | None = None
+        self._counted: tuple[tuple[int, int], tuple[int, float]] | None = None
 
     def search(
         self,
@@ -84,7 +90,7 @@ class Searcher:
         of them, ``kinds`` those of these kinds; ``exclude`` leaves out chunks by id. Raises ValueError for an
         unknown architecture.
         """
-        total, mean_length = self.store.totals()
+        total, mean_length = self._totals()
         if total == 0 or not query.strip():
             return []
         allowed = self._allowed_tagsets(arch, libraries)
@@ -97,6 +103,12 @@ class Searcher:
         else:
             ranked = self._fused(query, lexical, allowed, tuple(kinds), banned)[:limit]
         return self.passages(ranked)
+
+    def _totals(self) -> tuple[int, float]:
+        generation = self.store.generation()
+        if self._counted is None or self._counted[0] != generation:
+            self._counted = (generation, self.store.totals())
+        return self._counted[1]
 
     # -- filters
 
@@ -114,14 +126,12 @@ class Searcher:
 
     @staticmethod
     def _where(allowed: list[int] | None, kinds: tuple[str, ...]) -> str:
-        """SQL on chunks ``c``; the values are ours, never the user's."""
+        """SQL on chunks ``c``, empty without filters; the values are ours, never the user's."""
         clauses = []
         if allowed is not None:
             clauses.append(f"c.tagset IN ({','.join(map(str, allowed))})")
         if kinds:
             clauses.append(f"c.kind IN ({','.join(repr(k) for k in kinds if k.isalpha())})")
-        else:
-            clauses.append("c.kind <> 'snippet'")
         return " AND ".join(clauses)
 
     # -- lexical
@@ -144,10 +154,12 @@ class Searcher:
         candidates: dict[int, None] = {}
         for row in self._by_symbol(symbols, where):
             candidates[row] = None
-        for expression in self._expressions(terms, weights, counts):
-            for row in self._by_text(expression, where):
+        for expression, ranked in self._expressions(terms, weights, counts):
+            for row in self._by_text(expression, where, ranked=ranked):
                 candidates[row] = None
-        kept = [c for c in candidates if c not in banned]
+        if not kinds:
+            banned |= {row[0] for row in self.store.connection.execute("SELECT chunk FROM snippets")}
+        kept = [c for c in candidates if c not in banned][: 3 * CANDIDATES]
         return self._score(kept, {t: weights[t] * idf[t] for t in terms}, symbols, idf, total, mean)
 
     def _document_counts(self, weights: Mapping[str, float]) -> dict[str, int]:
@@ -158,45 +170,47 @@ class Searcher:
         return dict(rows)
 
     @staticmethod
-    def _expressions(terms: list[str], weights: Mapping[str, float], counts: Mapping[str, int]) -> list[str]:
-        """Full-text queries whose union holds the candidates, within the postings budget.
+    def _expressions(
+        terms: list[str], weights: Mapping[str, float], counts: Mapping[str, int]
+    ) -> list[tuple[str, bool]]:
+        """Full-text queries whose union holds the candidates, and whether each can afford to be ranked.
 
-        Any of the rarer terms, as many as fit; then, for what the budget left out, pairs of the rarest of them.
+        Any of the rarer terms, as many as the budget allows, ranked. For the common ones left over: passages that
+        hold all of them, ones that hold them in the title, and pairs of the rarest, ranked where their postings are
+        few enough to count (BM25 in SQLite walks every posting of every term), else as they come.
         """
         rare: list[str] = []
         spent = 0
         for term in sorted(terms, key=lambda t: counts[t]):
-            if rare and spent + counts[term] > POSTINGS_BUDGET:
-                break
-            if counts[term] > POSTINGS_BUDGET:
+            if spent + counts[term] > POSTINGS_BUDGET:
                 break
             rare.append(term)
             spent += counts[term]
-        out = [" OR ".join(map(_quote, rare))] if rare else []
-        left = [t for t in terms if t not in rare and weights[t] >= 0.5]
-        if left:
-            left.sort(key=lambda t: counts[t])
-            out.append(" AND ".join(map(_quote, left[:3])))
-            if len(left) > 3 or not rare:
-                out.append(" AND ".join(map(_quote, left[:2])))
-            if not rare and len(left) == 1:
-                out = [_quote(left[0])]
+        out = [(" OR ".join(map(_quote, rare)), True)] if rare else []
+        left = sorted((t for t in terms if t not in rare and weights[t] >= 0.5), key=lambda t: counts[t])
+        if not left:
+            return out
+        groups = dict.fromkeys((tuple(left), tuple(left[:3]), tuple(left[:2])))
+        for group in groups:
+            ranked = sum(counts[t] for t in group) <= RANKED_BUDGET
+            words = " AND ".join(map(_quote, group))
+            if not ranked:
+                out.append((f"{{title symbols}} : ({words})", False))
+            out.append((words, ranked))
         return out
 
     def _by_symbol(self, symbols: list[str], where: str) -> list[int]:
         if not symbols:
             return []
         marks = ",".join("?" * len(symbols))
-        sql = (
-            f"SELECT DISTINCT c.id FROM symbols s JOIN chunks c ON c.id = s.chunk WHERE s.form IN ({marks}) AND {where}"
-        )
+        sql = f"SELECT DISTINCT c.id FROM symbols s JOIN chunks c ON c.id = s.chunk WHERE s.form IN ({marks})"
+        sql += f" AND {where}" if where else ""
         return [row[0] for row in self.store.connection.execute(f"{sql} LIMIT {CANDIDATES}", symbols)]
 
-    def _by_text(self, expression: str, where: str) -> list[int]:
-        sql = (
-            "SELECT p.rowid FROM passages p JOIN chunks c ON c.id = p.rowid "
-            f"WHERE passages MATCH ? AND {where} ORDER BY bm25(passages, {TITLE}, {SYMBOL}, {BODY}) LIMIT {CANDIDATES}"
-        )
+    def _by_text(self, expression: str, where: str, *, ranked: bool) -> list[int]:
+        order = f"AND rank MATCH 'bm25({TITLE}, {SYMBOL}, {BODY})' ORDER BY rank" if ranked else ""
+        join, condition = ("JOIN chunks c ON c.id = p.rowid", f"AND {where}") if where else ("", "")
+        sql = f"SELECT p.rowid FROM passages p {join} WHERE passages MATCH ? {condition} {order} LIMIT {CANDIDATES}"
         return [row[0] for row in self.store.connection.execute(sql, (expression,))]
 
     def _score(
@@ -221,31 +235,34 @@ class Searcher:
             )
             for form, chunk in rows:
                 exact[chunk] = exact.get(chunk, 0.0) + idf.get(form, ceiling)
+        padded = [(f" {term} ", worth) for term, worth in mass.items()]
         whole_mass = sum(mass.values()) or 1.0
         scored: list[tuple[float, int, str, int]] = []
+        beginnings: dict[str, int] = {}
         rows = db.execute(
             "SELECT p.rowid, p.title, p.symbols, p.body, c.length, c.kind, c.document "
             "FROM passages p JOIN chunks c ON c.id = p.rowid "
-            f"WHERE p.rowid IN ({marks})"
+            f"WHERE p.rowid IN ({marks}) ORDER BY p.rowid"
         )
         for chunk, title, declared, body, length, kind, document in rows:
-            title_words, declared_words, body_words = title.split(), declared.split(), body.split()
-            present = set(body_words).union(title_words, declared_words)
+            title, declared, body = f" {title} ", f" {declared} ", f" {body} "
+            everything = f"{title}{declared}{body}"
             norm = 1 - B + B * length / max(mean, 1.0)
             score = covered = 0.0
-            for term, worth in mass.items():
-                if term not in present:
+            for term, worth in padded:
+                if term not in everything:
                     continue
-                tf = TITLE * title_words.count(term) + SYMBOL * declared_words.count(term)
-                tf += BODY * body_words.count(term) / norm
+                tf = TITLE * title.count(term) + SYMBOL * declared.count(term) + BODY * body.count(term) / norm
                 score += worth * tf * (K1 + 1) / (tf + K1)
                 covered += worth
             score *= 1 - COVERAGE + COVERAGE * covered / whole_mass
             if not symbols and kind != "symbol":
                 score *= NOTE_PRIOR
-            if not symbols and "deprecat" in title_words:
+            if not symbols and " deprecat " in title:
                 score *= DEPRECATED
-            scored.append((score + EXACT * exact.get(chunk, 0.0), chunk, title, document))
+            beginning = beginnings.setdefault(title, chunk) == chunk
+            score += EXACT * exact.get(chunk, 0.0) * (1.0 if beginning else CONTINUED)
+            scored.append((score, chunk, title, document))
         return _diversified(scored)
 
     # -- vectors
@@ -264,9 +281,10 @@ class Searcher:
         if self._vectors is None:
             self._vectors = VectorCache(self.store, self.embedder)
         nearest = self._vectors.nearest(query, CANDIDATES)
-        if nearest and (allowed is not None or kinds or banned):
+        if nearest:
             marks = ",".join(str(chunk) for chunk, _ in nearest)
-            sql = f"SELECT c.id FROM chunks c WHERE c.id IN ({marks}) AND {self._where(allowed, kinds)}"
+            sql = f"SELECT c.id FROM chunks c WHERE c.id IN ({marks}) AND "
+            sql += self._where(allowed, kinds) or "c.kind <> 'snippet'"
             passing = {row[0] for row in self.store.connection.execute(sql)} - banned
             nearest = [item for item in nearest if item[0] in passing]
         fused: dict[int, float] = {}

@@ -33,19 +33,32 @@ def shape_class(shapes: Iterable[Shape]) -> list[list[int]]:
     return [[round(math.log2(max(1, int(d)))) for d in shape] for shape in shapes]
 
 
-def _find(data: Any, *names: str) -> Any:
-    """The first value under one of ``names``, looking through nested objects breadth first."""
-    level = [data]
-    while level:
-        following: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                for name in names:
-                    if item.get(name) not in (None, "", [], {}):
-                        return item[name]
-                following.extend(item.values())
-        level = following
-    return None
+def _load(path: Path) -> dict[str, Any]:
+    """A JSON object of a run folder; empty where the file is missing. Raises ``KnowledgeError`` for a damaged one."""
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise KnowledgeError(f"{path} is not JSON ({error}); the run may be damaged") from error
+    return data if isinstance(data, dict) else {}
+
+
+def _input_shapes(run: Path) -> list[list[int]]:
+    """Shapes of the task's input tensors, from the journal's facts; empty where it has none."""
+    journal = run / "journal.jsonl"
+    if not journal.is_file():
+        return []
+    with journal.open(encoding="utf-8") as lines:
+        for line in lines:
+            if '"facts"' not in line:
+                continue
+            try:
+                inputs = json.loads(line)["data"]["facts"]["inputs"]
+                return [[int(d) for d in f["shape"]] for f in inputs if isinstance(f, dict)]
+            except (ValueError, KeyError, TypeError):
+                continue
+    return []
 
 
 def _program_text(folder: Path) -> tuple[str, str]:
@@ -67,86 +80,77 @@ def _program_text(folder: Path) -> tuple[str, str]:
     return "\n\n".join(parts)[:_MAX_PROGRAM], h.hexdigest()
 
 
-def add_run(store: Store, run: Path) -> AddReport:
-    """Store the best program of the run folder ``run``. Raises ``KnowledgeError`` when the run has none that was
-    measured correct and faster than ``MIN_SPEEDUP`` times the best stock option."""
-    summary_path, task_path = run / "summary.json", run / "task.py"
-    if not summary_path.is_file() or not task_path.is_file():
-        raise KnowledgeError(f"{run} is not the folder of a finished run: it lacks summary.json or task.py")
-    try:
-        summary = json.loads(summary_path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise KnowledgeError(f"{summary_path} is not JSON ({error}); the run may be damaged") from error
-    source = task_path.read_text(encoding="utf-8")
-    status = _find(summary, "status")
-    speedups = _find(summary, "speedup", "speedups")
-    over_best = speedups.get("over_best") if isinstance(speedups, dict) else speedups
-    if over_best is None:
-        over_best = _find(summary, "over_best")
-    evaluation = _find(summary, "evaluation", "best_evaluation")
-    if isinstance(evaluation, dict):
-        status = evaluation.get("status", status)
-    if status not in ("correct", "done", "finished", "improved", "target_reached") or not isinstance(
-        over_best, (int, float)
-    ):
+def _measured(run: Path) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Summary, evaluation of the best program, and its speedup over the best stock option. Raises
+    ``KnowledgeError`` unless it was measured correct, without a rejecting finding, and faster."""
+    summary, evaluation = _load(run / "summary.json"), _load(run / "best.json").get("evaluation") or {}
+    over_best = summary.get("over_best")
+    status = evaluation.get("status", summary.get("status"))
+    findings = [*summary.get("findings", []), *evaluation.get("findings", [])]
+    if any(f.get("severity") == "reject" for f in findings if isinstance(f, dict)):
+        raise KnowledgeError(f"the best program of {run} has a rejecting integrity finding; it is not added")
+    if summary.get("status") != "correct" or status != "correct" or not isinstance(over_best, (int, float)):
         raise KnowledgeError(
-            f"{run} holds no program that was measured correct (status {status!r}); only those are added"
+            f"{run} holds no program that was measured correct and faster (status {summary.get('status')!r}); "
+            "only those are added"
         )
     if not math.isfinite(over_best) or over_best < MIN_SPEEDUP:
         raise KnowledgeError(
             f"the best program of {run} is {over_best:.2f} times as fast as the best stock option; "
             f"from {MIN_SPEEDUP} on it is worth keeping"
         )
+    return summary, evaluation, float(over_best)
+
+
+def add_run(store: Store, run: Path) -> AddReport:
+    """Store the best program of the run folder ``run``. Raises ``KnowledgeError`` when the run has none that was
+    measured correct and faster than ``MIN_SPEEDUP`` times the best stock option."""
+    if not (run / "summary.json").is_file() or not (run / "task.py").is_file():
+        raise KnowledgeError(f"{run} is not the folder of a finished run: it lacks summary.json or task.py")
+    summary, evaluation, over_best = _measured(run)
+    source = (run / "task.py").read_text(encoding="utf-8")
     text, program_digest = _program_text(run / "best")
     try:
         operators = operators_of(source)
     except SyntaxError as error:
-        raise KnowledgeError(f"{task_path} is not Python ({error})") from error
-    inputs = _find(summary, "inputs") or []
-    shapes = [f["shape"] for f in inputs if isinstance(f, dict) and isinstance(f.get("shape"), list)]
-    conditions = {
-        "task": _find(summary, "task_name", "name", "task") or task_path.parent.name,
-        "speedup_over_best": round(float(over_best), 4),
-        "speedup": speedups if isinstance(speedups, dict) else {},
-        "precision": _find(summary, "precision"),
-        "device": _find(summary, "device_name", "gpu", "device"),
-        "arch": _find(summary, "arch"),
-        "tier": _find(summary, "tier"),
-        "torch": _find(summary, "torch"),
-        "cuda": _find(summary, "cuda", "cuda_version"),
-        "program": program_digest,
-    }
-    facts = {k: v for k, v in conditions.items() if v not in (None, "", {})}
-    arch = facts.get("arch")
-    try:
-        tags = Tags(arch=normalize_arch([arch]) if isinstance(arch, str) and arch.startswith("sm_") else ())
-    except ValueError:
-        tags = Tags()
-    name = str(facts["task"]) if not isinstance(facts["task"], dict) else str(facts["task"].get("name", run.name))
+        raise KnowledgeError(f"{run / 'task.py'} is not Python ({error})") from error
+    shapes = _input_shapes(run)
+    provenance = evaluation.get("provenance") or {}
+    name, target = str(summary.get("task") or run.name), str(summary.get("target") or "")
+    conditions = {key: summary.get(key) for key in ("target", "device", "precision", "tier")}
+    conditions |= {key: provenance.get(key) for key in ("driver", "torch", "cuda", "date")}
+    conditions = {key: value for key, value in conditions.items() if value}
+    speedup = {k: round(v, 3) for k, v in (summary.get("speedup") or {}).items() if isinstance(v, (int, float))}
     lines = [
         f"Measured: {over_best:.2f} times as fast as the best stock option of the same precision class.",
-        "Conditions: " + ", ".join(f"{k} {v}" for k, v in facts.items() if isinstance(v, (str, int, float))),
+        "Speedups: " + ", ".join(f"{value} over {key}" for key, value in speedup.items()) + ".",
+        "Conditions: " + ", ".join(f"{key} {value}" for key, value in conditions.items()) + ".",
         f"Operators: {', '.join(operators)}.",
-        f"Input shapes: {shapes or 'not recorded'}.",
+        f"Input shapes: {', '.join(str(tuple(s)) for s in shapes) or 'not recorded'}.",
     ]
-    chunk = Chunk(
-        (f"Verified program for {name}",), "\n".join(lines) + "\n\n" + text, "snippet", tags=tags, anchor="program"
-    )
-    digest = str(_find(summary, "task_digest") or "")
+    title = (f"Verified program for {name}",)
+    tags = Tags(arch=normalize_arch([target.split(":")[-1]]) if "sm_" in target else ())
+    chunk = Chunk(title, "\n".join(lines) + "\n\n" + text, "snippet", tags=tags, anchor="program")
     fingerprint = fingerprint_of(source)
+    facts = {"task": name, "speedup": speedup, "program": program_digest, **conditions}
     with store.writing() as db:
         uri = f"run:{fingerprint[:16]}-{program_digest[:16]}"
-        source_id = store.source(uri, str(facts.get("torch", "")))
-        unchanged = bool(store.digests(source_id))
-        (chunk_id,) = store.put_document(source_id, name, chunk.title[0], program_digest, [prepare(chunk)])
+        source_id = store.source(uri, "")
+        again = bool(store.digests(source_id))
+        (chunk_id,) = store.put_document(source_id, name, title[0], program_digest, [prepare(chunk)])
         db.execute(
             "INSERT OR REPLACE INTO snippets VALUES (?,?,?,?,?,?,?)",
             (
-                chunk_id, digest, fingerprint, json.dumps(operators), json.dumps(shape_class(shapes)),
-                float(over_best), json.dumps(facts, default=str),
+                chunk_id,
+                str(provenance.get("task") or ""),
+                fingerprint,
+                json.dumps(operators),
+                json.dumps(shape_class(shapes)),
+                over_best,
+                json.dumps(facts),
             ),
-        )  # fmt: skip
-    return AddReport(uri, added=int(not unchanged), replaced=int(unchanged), chunks=1)
+        )
+    return AddReport(uri, added=int(not again), replaced=int(again), chunks=1)
 
 
 def _pattern_likeness(wanted: Sequence[str], have: Sequence[str]) -> float:

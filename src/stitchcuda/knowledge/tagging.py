@@ -40,7 +40,7 @@ _PATH_LIBRARIES = (
     (re.compile(r"nsight[-_ ]?systems|(^|/)nsys", re.IGNORECASE), ("nsight_systems",)),
     (re.compile(r"nvrtc", re.IGNORECASE), ("nvrtc",)),
 )
-_PTX_TARGETS = re.compile(r"^(?:// ?)?PTX ISA \d+(?:, |,)(SM_\d+[af]?(?:, ?SM_\d+[af]?)*)", re.MULTILINE)
+_PTX_TARGETS = re.compile(r"PTX ISA \d+(?:, |,)(SM_\d+[af]?(?:,\s*SM_\d+[af]?)*)")
 
 
 def tag_document(name: str) -> Tags:
@@ -57,7 +57,7 @@ def tag_chunk(chunk: Chunk, document: Tags) -> Chunk:
     if not arch:
         found: dict[str, None] = {}
         for match in _PTX_TARGETS.finditer(chunk.text):
-            for target in re.split(r", ?", match.group(1)):
+            for target in re.split(r",\s*", match.group(1)):
                 number = re.sub(r"\D", "", target)
                 found["sm_" + number + ("" if target[-1] in "af" else "+")] = None
         arch = tuple(found)

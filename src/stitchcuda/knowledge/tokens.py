@@ -86,8 +86,8 @@ def _expand(raw: str) -> tuple[str, ...]:
     out: dict[str, None] = {whole: None}
     components = _SEPARATOR.split(raw)
     if len(components) > 1:
-        for n in range(2, min(len(components), 6)):
-            out[".".join(components[:n]).lower()] = None
+        for separator in list(_SEPARATOR.finditer(raw))[1:5]:
+            out[lower[: separator.start()]] = None
         if "::" in raw:
             out[components[-1].lower()] = None
     for component in components:
@@ -96,6 +96,7 @@ def _expand(raw: str) -> tuple[str, ...]:
             continue
         if "_" in stripped or component != stripped:
             out[stripped.lower()] = None
+            out.update((word.lower(), None) for word in stripped.split("_") if is_symbol(word))
         parts = _PART.findall(stripped)
         if len(parts) > 1 and parts[0].lower() == "cu":
             out[(parts[0] + parts[1]).lower()] = None

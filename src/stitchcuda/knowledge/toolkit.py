@@ -129,7 +129,7 @@ def files_of(part: Part) -> Iterator[Found]:
                 is_header = path.suffix in _HEADER or (path.suffix == "" and folder.endswith("cuda"))
                 if is_header and not _INTERNAL.search(relative):
                     chosen.append(path)
-    for path in sorted(dict.fromkeys(chosen)):
+    for path in sorted(dict.fromkeys(chosen), key=lambda p: p.as_posix()):
         name = path.relative_to(part.root).as_posix()
         if not path.is_file():
             continue
