@@ -32,7 +32,7 @@ class Model(nn.Module):
 
     def forward(self, frames: torch.Tensor) -> torch.Tensor:
         x = frames.to(self.mean.device)
-        x = x.permute(0, 3, 1, 2).to(torch.float32) / 255.0
+        x = x.permute(0, 3, 1, 2).to(self.mean.dtype) / 255.0
         x = (x - self.mean) / self.deviation
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             x = F.hardswish(norm(convolution(x)))

@@ -113,6 +113,8 @@ def _sentence(task: Task, error: dict[str, Any], limit: int) -> str:
             f"task {task.name} ran out of memory in {error['stage']}{where}; {_size(limit)} was available{said}. "
             "Make it smaller or use a larger machine"
         )
+    if task.residence == "host" and "device" in said and "forward" in error["stage"]:
+        said += "; with RESIDENCE host the inputs are in host memory, and forward must copy them to the model's device"
     return f"task {task.name} does not run: {error['stage']} raised {error['type']}{where}{said}"
 
 

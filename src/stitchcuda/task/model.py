@@ -44,7 +44,9 @@ class Task(BaseModel):
     target: Target
     precision: Precision = "fp32"
     mode: Mode | None = Field(default=None, description="None: as the constructor leaves it (KernelBench's way)")
-    residence: Residence = "device"
+    residence: Residence = Field(
+        default="device", description="host: forward gets its inputs in host memory and copies them itself"
+    )
     search_path: str | None = Field(
         default=None, description="folder put on sys.path when the source runs, for tasks about the user's own package"
     )

@@ -64,9 +64,6 @@ def run(task: Any, memory_limit: int, stage: list[str]) -> dict[str, Any]:
     stage[0] = "get_inputs()"
     inputs = reference.inputs(1)
     every = {name: reference.inputs(1, name) for name in cases}
-    if task.residence == "host" and task.target.kind != "cpu":
-        inputs = to_device(inputs, reference.device)
-        every = {name: to_device(values, reference.device) for name, values in every.items()}
     stage[0] = "forward"
     first = Call(model, inputs, seed=11)
     tensors = [leaf for leaf in pytree.tree_leaves(first.output) if isinstance(leaf, torch.Tensor)]
@@ -169,12 +166,6 @@ def facts(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch.")}
     return repr(value)[:200]
-
-
-def to_device(values: list[Any], device: str) -> list[Any]:
-    """``values`` with its tensors on ``device``."""
-    moved: list[Any] = pytree.tree_map(lambda v: v.to(device) if isinstance(v, torch.Tensor) else v, values)
-    return moved
 
 
 def synchronise() -> None:
