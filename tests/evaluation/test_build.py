@@ -204,6 +204,32 @@ def test_a_cache_that_cannot_be_written_is_not_the_programs_fault(tmp_path: Path
         build(cpu_program(), CPU, cache=tmp_path / "cache")
 
 
+def test_leftovers_of_killed_builders_are_swept(tmp_path: Path) -> None:
+    old, young = tmp_path / "scratch" / "old", tmp_path / "scratch" / "young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / "0.o").write_text("part")
+    os.utime(old, (1, 1))
+    build(cpu_program(), CPU, cache=tmp_path)
+    assert (old.exists(), young.exists()) == (False, True)
+
+
+def test_a_full_disk_is_not_the_programs_fault(tmp_path: Path) -> None:
+    code = (
+        "from pathlib import Path; from stitchcuda.evaluation.build import build;"
+        "from tests.evaluation.test_build import CPU, cpu_program;"
+        f"build(cpu_program(), CPU, cache=Path({str(tmp_path)!r}))"
+    )
+    script = (
+        f"mount -t tmpfs -o size=16k none {tmp_path} && exec {sys.executable} -c '{code.replace(chr(39), chr(34))}'"
+    )
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("no namespaces to mount a small disk in")
+    assert re.search(r"InfrastructureError: the disk under .* is full; free some space", done.stderr), done.stderr
+
+
 @pytest.mark.skipif(torch_openmp() is None, reason="this torch ships no OpenMP runtime")
 def test_the_library_shares_torchs_openmp_runtime(tmp_path: Path) -> None:
     (library,) = folder_of(build(cpu_program(), CPU, cache=tmp_path)).glob("*.so")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import Program
@@ -140,6 +142,37 @@ def test_an_empty_search_makes_a_file() -> None:
 def test_an_edit_that_does_not_fit_is_said_in_a_sentence(reply: str, sentence: str) -> None:
     with pytest.raises(ProgramError, match=sentence):
         parse_edits(reply, BASE)
+
+
+PIECES = st.sampled_from(
+    [
+        "```python program.py\n",
+        "```\n",
+        ENTRY,
+        KERNEL,
+        "```cuda k.cu\n",
+        "~~~json manifest.json\n",
+        MANIFEST,
+        "\n",
+        "### k.cu\n",
+        "<<<<<<< SEARCH\n",
+        "=======\n",
+        ">>>>>>> REPLACE\n",
+        "kernels.cpp\n",
+        "int a;\n",
+        "\x00",
+        "```",
+    ]
+)
+
+
+@given(st.lists(PIECES | st.text(max_size=20), max_size=12).map("".join), st.booleans())
+def test_any_reply_gives_a_program_or_a_sentence(reply: str, with_base: bool) -> None:
+    try:
+        program = parse_reply(reply, base=BASE if with_base else None)
+    except ProgramError as error:
+        program, sentence = None, str(error)
+    assert "program.py" in program.files if program is not None else 10 < len(sentence) < 2000
 
 
 def test_the_manifest_can_be_edited() -> None:

@@ -106,6 +106,7 @@ def _build(program: Program, target: Target, cache: Path, precision: str, deadli
         return True, folder
     scratch = cache / "scratch"
     scratch.mkdir(parents=True, exist_ok=True)
+    _sweep(scratch)
     aside = Path(tempfile.mkdtemp(prefix=f"{key[:12]}-", dir=scratch))
     try:
         write_program(program, aside)
@@ -119,6 +120,15 @@ def _build(program: Program, target: Target, cache: Path, precision: str, deadli
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return not compiled, folder
+
+
+def _sweep(scratch: Path) -> None:
+    """Remove what builders left behind that were killed an hour ago or earlier."""
+    limit = time.time() - 3600
+    for path in scratch.iterdir():
+        with contextlib.suppress(OSError):
+            if path.stat().st_mtime < limit:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _toolchain(manifest: Manifest, target: Target) -> Toolchain:
