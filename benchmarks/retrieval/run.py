@@ -1,6 +1,6 @@
 """Retrieval quality: recall@5 and MRR of the index, beside plain BM25 over the same passages in the same run.
 
-    python benchmarks/retrieval/run.py [--embedder local] [--json results.json]
+    python benchmarks/retrieval/run.py [--embedder FOLDER] [--json results.json]
 
 Questions are JSON lines in the ``*.jsonl`` files here: ``question``; ``answers``, any of which counts as found
 (``NOTE.md#section`` or ``NOTE.md`` for the notes, ``symbol:NAME`` for a declaration in the toolkit's headers);
@@ -117,7 +117,9 @@ def rank_of(found: list[int], right: set[int]) -> int | None:
 def main() -> None:
     """Build a fresh index of notes and toolkit, ask every question, print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--embedder", help="'local' or the base URL of an embeddings endpoint")
+    parser.add_argument(
+        "--embedder", help="folder of a sentence-transformers model, or the base URL of an embeddings endpoint"
+    )
     parser.add_argument("--embedding-model")
     parser.add_argument("--json", type=Path, help="write the figures here")
     parser.add_argument("--misses", action="store_true", help="print the questions that were missed")

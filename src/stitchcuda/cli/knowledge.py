@@ -20,7 +20,7 @@ _EMBEDDER = typer.Option(
     None,
     "--embedder",
     envvar="STITCHCUDA_EMBEDDER",
-    help="Vectors beside the words: 'local' (package wordllama) or the base URL of an OpenAI-compatible endpoint.",
+    help="Vectors beside the words: a sentence-transformers folder, or the base URL of an OpenAI-compatible endpoint.",
 )
 _EMBEDDING_MODEL = typer.Option(
     None, "--embedding-model", envvar="STITCHCUDA_EMBEDDING_MODEL", help="The model's name at the endpoint."

@@ -1,7 +1,7 @@
 """Vectors: optional embedders, and the nearest passages by cosine.
 
-Two embedders: a small static one from the package ``wordllama`` whose weights come inside its wheel (the extra
-``knowledge``; no network, no GPU), and any OpenAI-compatible ``/embeddings`` endpoint that the user names.
+Two embedders: a sentence-transformers model in a folder on this machine (the extra ``knowledge``), and any
+OpenAI-compatible ``/embeddings`` endpoint that the user names. Nothing is downloaded for either.
 Fusion with the lexical ranking is in ``knowledge.search``.
 """
 
@@ -45,21 +45,41 @@ def _unit(matrix: Vectors) -> Vectors:
 
 
 class LocalEmbedder:
-    """``wordllama``'s 256-dimensional static token vectors, averaged. Raises ``ToolMissing`` without the package."""
+    """A sentence-transformers model from a folder on this machine; nothing is downloaded.
 
-    name, weight = "wordllama-256", 0.5
+    Raises ``ToolMissing`` without the package, ``KnowledgeError`` when the folder holds no such model.
+    """
 
-    def __init__(self) -> None:
+    weight = 0.5
+
+    def __init__(self, folder: Path, *, max_tokens: int = 256) -> None:
+        if not (folder / "modules.json").is_file():
+            raise KnowledgeError(
+                f"{folder} holds no sentence-transformers model (modules.json is missing); give such a folder, "
+                "or the URL of an embeddings endpoint"
+            )
         try:
-            import wordllama
+            from sentence_transformers import SentenceTransformer
         except ImportError as error:
-            raise ToolMissing("the local embedder needs wordllama: pip install 'stitchcuda[knowledge]'") from error
-        # Some releases look for their bundled tokenizer in the cache folder alone: the package itself is one.
-        self._model: Any = wordllama.WordLlama.load(cache_dir=Path(wordllama.__file__).parent, disable_download=True)
+            raise ToolMissing(
+                "a local embedder needs sentence-transformers: pip install 'stitchcuda[knowledge]'"
+            ) from error
+        try:
+            self._model: Any = SentenceTransformer(str(folder), local_files_only=True)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise KnowledgeError(f"the model in {folder} cannot be loaded: {error}") from error
+        self._model.max_seq_length = min(max_tokens, self._model.max_seq_length or max_tokens)
+        self._folder = folder
+
+    @property
+    def name(self) -> str:
+        """The folder's name: two models need folders of two names."""
+        return f"local:{self._folder.resolve().name}"
 
     def embed(self, texts: Sequence[str]) -> Vectors:
         """See ``Embedder``."""
-        return _unit(np.asarray(self._model.embed(list(texts)), dtype=np.float32))
+        encoded = self._model.encode(list(texts), batch_size=_BATCH, show_progress_bar=False)
+        return _unit(np.asarray(encoded, dtype=np.float32))
 
 
 class EndpointEmbedder:
@@ -110,14 +130,16 @@ class EndpointEmbedder:
 
 
 def embedder_from(setting: str | None, model: str | None = None) -> Embedder | None:
-    """``none`` or None: no embedder; ``local``; or a base URL with ``model``. Raises ``KnowledgeError`` otherwise."""
+    """The embedder a user names: None or ``none``; a folder with a sentence-transformers model; or the base URL of an
+    endpoint, with ``model``. Raises ``KnowledgeError`` for what is neither."""
     if setting in (None, "", "none"):
         return None
-    if setting == "local":
-        return LocalEmbedder()
+    assert setting is not None
+    if not setting.startswith(("http://", "https://")):
+        return LocalEmbedder(Path(setting).expanduser())
     if not model:
         raise KnowledgeError("an embeddings endpoint needs a model name: --embedding-model")
-    return EndpointEmbedder(str(setting), model)
+    return EndpointEmbedder(setting, model)
 
 
 def embed_missing(store: Store, embedder: Embedder, *, progress: Callable[[int], None] | None = None) -> int:

@@ -1,6 +1,6 @@
 """The shipped notes: reading their format, and keeping them in the user's index without any set-up.
 
-The format is described in ``knowledge.notes``. Notes are trusted files of this package, so they are read here and
+The format is described in ``notes/README.md``. Notes are trusted files of this package, so they are read here and
 not in the reading process.
 """
 
@@ -80,7 +80,7 @@ def parse_note(name: str, text: str) -> Note:
 def _files() -> Iterator[tuple[str, str]]:
     folder = resources.files("stitchcuda.knowledge.notes")
     for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".md"):
+        if entry.name.endswith(".md") and entry.name != "README.md":
             yield entry.name, entry.read_text(encoding="utf-8")
 
 
