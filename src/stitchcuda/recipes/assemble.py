@@ -57,6 +57,24 @@ REBIND = """
 """
 
 
+WHOLE_GRAPH = '''
+class ModelNew(Model):
+    """The reference, replayed as one CUDA graph for each set of input shapes."""
+
+    def prepare(self):
+        self.__dict__["_graphs"] = {}
+
+    def forward(self, *inputs):
+        if "_graphs" not in self.__dict__:
+            self.prepare()
+        key = tuple((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs)
+        if key not in self._graphs:
+            state = [value.detach() for value in (*self.parameters(), *self.buffers())]
+            self._graphs[key] = _Graph(super().forward, inputs, state)
+        return self._graphs[key](*inputs)
+'''
+
+
 @dataclass
 class Printed:
     """The parts of ``ModelNew``."""
@@ -118,22 +136,7 @@ def whole_graph(task: Task, *, notes: str = "") -> Program:
     """
     from stitchcuda.recipes.cuda_graph import RUNTIME
 
-    lines = [kept_source(task.source, keep_forward=True), "", "import torch", RUNTIME]
-    lines += [
-        "class ModelNew(Model):",
-        '    """The reference, replayed as one CUDA graph for each set of input shapes."""',
-        "",
-    ]
-    lines += ["    def prepare(self):", "        self.__dict__['_graphs'] = {}", ""]
-    lines += [
-        "    def forward(self, *inputs):",
-        "        if '_graphs' not in self.__dict__:",
-        "            self.prepare()",
-    ]
-    lines += ["        key = tuple((tuple(v.shape), v.dtype) if isinstance(v, torch.Tensor) else v for v in inputs)"]
-    lines += ["        if key not in self._graphs:", "            state = [*self.parameters(), *self.buffers()]"]
-    lines += ["            self._graphs[key] = _Graph(super().forward, inputs, [value.detach() for value in state])"]
-    lines += ["        return self._graphs[key](*inputs)", ""]
+    lines = [kept_source(task.source, keep_forward=True), "", "import torch", RUNTIME, WHOLE_GRAPH]
     return Program(files={ENTRY: "\n".join(lines)}, notes=notes)
 
 

@@ -149,7 +149,7 @@ def _place(model: nn.Module, device: str, dtype: torch.dtype | None) -> None:
         return placed[id(value)]
 
     for module in model.modules():
-        tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]  # type: ignore[list-item]
+        tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
         for owned in tables:
             for name, value in list(owned.items()):
                 if isinstance(value, torch.Tensor):

@@ -15,6 +15,7 @@ from torch import fx
 from stitchcuda.recipes.base import Gain, Rewriter
 from stitchcuda.recipes.lower import lower
 from stitchcuda.recipes.normalise import op_name, tensor
+from stitchcuda.recipes.reuse import fixed_nodes
 from stitchcuda.recipes.rowwise import eager_reads, trailing
 from stitchcuda.recipes.scalar import is_pointwise
 
@@ -58,11 +59,12 @@ def fuse(rewriter: Rewriter, recipe: str, *, rows: bool) -> None:
 
 
 def find_groups(rewriter: Rewriter, *, rows: bool) -> list[Group]:
-    """Greedy groups in topological order."""
+    """Greedy groups in topological order; what depends on state alone is left to ``prepare()``."""
     nodes = list(rewriter.graph.nodes)
     finder = _Finder(nodes)
+    fixed = fixed_nodes(rewriter)
     for node in nodes:
-        if node.op != "call_function" or not node.all_input_nodes:
+        if node.op != "call_function" or not node.all_input_nodes or node in fixed:
             continue
         inner = trailing(node) if rows else None
         value = tensor(node)
