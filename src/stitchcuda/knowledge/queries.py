@@ -1,0 +1,59 @@
+"""Queries for the retriever from what the agents have at hand: a step, a bottleneck, an error text.
+
+Plain strings in, plain strings out, so that no room before or after this one is needed. Not for ranking.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+MAX_QUERIES = 6
+_LONGEST = 240
+_TELLING = re.compile(
+    r"error|exception|fatal|undefined|unresolved|not permitted|illegal|misaligned|invalid|unsupported|timed out|"
+    r"mismatch|nan\b|race|hazard|out of memory|assert|too many|no kernel image|cannot|failed",
+    re.IGNORECASE,
+)
+_FRAME = re.compile(r"^\s*(?:File \"|at |#\d+ |\^+\s*$|~+|\|)|^Traceback")
+_PATH = re.compile(r"(?:[A-Za-z]:)?(?:/[\w.+-]+){2,}|[\w./-]+\.(?:cuh?|cpp|h|hpp|py|so|o)\b")
+_NOISE = re.compile(r"\(\d+(?:,\s*\d+)?\)|^[\s:]*\d+:(?:\d+:)?|0x[0-9a-fA-F]+|\b\d{5,}\b|\bline \d+\b|[=*]{3,}|\[[^\]]*\d+;?\d*m")
+
+
+def _clean(line: str) -> str:
+    """A line without places, addresses and decoration: what another program would print for the same cause."""
+    line = _NOISE.sub(" ", _PATH.sub(" ", line))
+    return " ".join(line.strip(" :|>-").split())[:_LONGEST]
+
+
+def from_error(log: str, *, limit: int = 3) -> list[str]:
+    """The telling lines of a compiler's, sanitizer's or run's messages, the first of each kind, at most ``limit``."""
+    found: dict[str, str] = {}
+    for line in log.splitlines():
+        if _FRAME.match(line) or not _TELLING.search(line):
+            continue
+        query = _clean(line)
+        kind = re.sub(r"\W|\d", "", query).lower()[:60]
+        if len(query) >= 8 and kind not in found:
+            found[kind] = query
+            if len(found) == limit:
+                break
+    return list(found.values())
+
+
+def from_step(title: str, operators: Sequence[str] = (), *, fusion: str = "", host: str = "") -> list[str]:
+    """Queries for one step of a plan: what is to be written, for which operators, under which orchestration."""
+    named = ", ".join(dict.fromkeys(operators))
+    queries = [title, f"{named} kernel" if named else "", fusion, host]
+    return unique(queries)
+
+
+def from_bottleneck(*findings: str) -> list[str]:
+    """Queries from what profiles say: one a finding, figures kept, since metrics are symbols in the index."""
+    return unique(findings)
+
+
+def unique(queries: Iterable[str]) -> list[str]:
+    """The queries that say something, cut to length, each once, at most ``MAX_QUERIES``."""
+    cleaned = (" ".join(query.split())[:_LONGEST] for query in queries)
+    return list(dict.fromkeys(q for q in cleaned if len(q) > 2))[:MAX_QUERIES]
