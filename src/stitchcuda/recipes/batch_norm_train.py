@@ -89,7 +89,7 @@ def norm_of(rewriter: Rewriter, node: fx.Node, *, residual: bool = True) -> Norm
     value, given = tensor(node), tensor(node.args[0])
     if value is None or given is None or value.dtype != torch.float32 or value.dim() < 2:
         return None
-    if not value.is_contiguous() or not dense(given) or value.shape[0] * value[0, 0].numel() < 2:
+    if not value.is_contiguous() or not dense(given) or not 2 * value.shape[1] <= value.numel() < 2**31:
         return None
     states = [tensor(arg) for arg in node.args[1:5] if arg is not None]
     if any(state is None or state.dtype != torch.float32 for state in states):

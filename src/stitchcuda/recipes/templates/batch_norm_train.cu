@@ -110,12 +110,12 @@ static __global__ void __launch_bounds__(512) norm_resident(const float* __restr
   const int channel = blockIdx.x, units = batch * (int)units_per_plane.by;
   float v[ITEMS][V];
   float sum = 0.f;
-  long long at[ITEMS];
+  int at[ITEMS];  // elements; the recipe keeps larger tensors away
 #pragma unroll
   for (int i = 0; i < ITEMS; ++i) {
     const int unit = threadIdx.x + i * blockDim.x;
     const unsigned sample = quotient(unit, units_per_plane);
-    at[i] = unit < units ? ((long long)sample * channels + channel) * area + (unit - sample * units_per_plane.by) * V : -1;
+    at[i] = unit < units ? ((int)sample * channels + channel) * area + (unit - (int)(sample * units_per_plane.by)) * V : -1;
 #pragma unroll
     for (int e = 0; e < V; ++e) v[i][e] = 0.f;
     if (at[i] >= 0) load<V>(x + at[i], v[i]);

@@ -1,0 +1,108 @@
+"""Runs a Program written for cuda on the CPU: its kernels go through the emulator, the rest through PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from stitchcuda.hardware.model import Device
+from stitchcuda.program.bindings import render
+from stitchcuda.program.files import write_program
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Target, Task
+
+EMULATOR = Path(__file__).parent / "emulator"
+ARCHITECTURES = ("80", "90a", "120a")
+
+needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")
+
+
+def gpu(multiprocessors: int = 132) -> Device:
+    """An H200, or one with fewer multiprocessors."""
+    return Device(
+        target=Target(kind="cuda", arch="sm_90a"),
+        name="NVIDIA H200",
+        multiprocessors=multiprocessors,
+        memory_bytes=141 * 10**9,
+        cache_bytes=60 * 2**20,
+        shared_memory_per_block=232448,
+    )
+
+
+def task_of(source: str, kind: str = "cuda") -> Task:
+    """A task from source text."""
+    target = Target(kind="cuda", arch="sm_90a") if kind == "cuda" else Target(kind="cpu", arch="native")
+    return Task(name="small", origin="test", source=source, target=target)
+
+
+def emulate(sources: dict[str, str], library: Path) -> None:
+    """Compile CUDA sources against the emulator into one shared object."""
+    objects = []
+    for name, text in sources.items():
+        path = library.parent / f"{Path(name).stem}.cu"
+        path.write_text(text)
+        built = path.with_suffix(".o")
+        subprocess.run(
+            [
+                "g++",
+                "-std=c++17",
+                "-O1",
+                "-w",
+                "-fPIC",
+                "-x",
+                "c++",
+                f"-I{EMULATOR}",
+                "-c",
+                "-o",
+                str(built),
+                str(path),
+            ],
+            check=True,
+            timeout=120,
+        )
+        objects.append(str(built))
+    subprocess.run(["g++", "-shared", "-o", str(library), *objects], check=True, timeout=60)
+
+
+def load_emulated(program: Program, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The Program's module with every ``cuda`` in its Python side replaced by ``cpu``."""
+    assert program.manifest is not None
+    files = {path: text.replace("'cuda'", "'cpu'").replace('"cuda"', '"cpu"') for path, text in program.files.items()}
+    write_program(program.model_copy(update={"files": files}), folder)
+    emulate({path: text for path, text in program.files.items() if path.endswith(".cu")}, folder / "kernels.so")
+    manifest = program.manifest.model_copy(update={"target": "cpu"})
+    (folder / "bindings.py").write_text(render(manifest, "kernels.so"))
+    return load_built(folder, monkeypatch)
+
+
+def load_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module ``program`` of a built folder, with its own ``bindings``."""
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "bindings", raising=False)
+    spec = importlib.util.spec_from_file_location("program", folder / "program.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.delitem(sys.modules, "bindings", raising=False)
+    return module
+
+
+def compiles(source: str, folder: Path) -> dict[str, str]:
+    """ptxas's report for each architecture; raises with the compiler's words when one fails."""
+    path = folder / "kernel.cu"
+    path.write_text(source)
+    reports = {}
+    for arch in ARCHITECTURES:
+        command = ["nvcc", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-O3", "-cubin"]
+        command += ["-Xptxas", "-v", "-o", str(folder / "kernel.cubin"), str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr[-2000:]
+        reports[arch] = done.stderr
+    return reports
