@@ -1,11 +1,14 @@
 """Retrieval quality: recall@5 and MRR of the index, beside plain BM25 over the same passages in the same run.
 
-    python benchmarks/retrieval/run.py [--embedder FOLDER] [--json results.json]
+    python benchmarks/retrieval/run.py [--embedder FOLDER] [--misses] [--write]
 
 Questions are JSON lines in the ``*.jsonl`` files here: ``question``; ``answers``, any of which counts as found
 (``NOTE.md#section`` or ``NOTE.md`` for the notes, ``symbol:NAME`` for a declaration in the toolkit's headers);
 ``kind`` (``question``, ``symbol``, ``error``, ``profiler``); ``arch``, optional; ``written_before_index``. Questions
 whose answers are all headers that are not installed here are left out, and counted as left out.
+
+``--write`` updates ``benchmarks/results/retrieval.json`` (``retrieval-MODEL.json`` with an embedder). Exit status 1
+when recall@5 is below 0.90, or below 0.95 with an embedder.
 
 Plain BM25 is SQLite FTS5 with its default tokenizer over title and text, the words of the question joined by OR.
 """
@@ -14,15 +17,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import re
 import sqlite3
-import subprocess
+import sys
 import tempfile
-import time
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from provenance import host_provenance, write_json
 
 from stitchcuda.knowledge.embedding import embed_missing, embedder_from
 from stitchcuda.knowledge.index import open_index
@@ -32,6 +38,7 @@ from stitchcuda.knowledge.store import Store
 from stitchcuda.knowledge.toolkit import files_of, installed_parts
 
 HERE = Path(__file__).parent
+RESULTS = HERE.parent / "results"
 DEPTH = 10
 
 
@@ -114,14 +121,14 @@ def rank_of(found: list[int], right: set[int]) -> int | None:
     return next((n for n, chunk in enumerate(found, 1) if chunk in right), None)
 
 
-def main() -> None:
+def main() -> int:
     """Build a fresh index of notes and toolkit, ask every question, print a table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument(
         "--embedder", help="folder of a sentence-transformers model, or the base URL of an embeddings endpoint"
     )
     parser.add_argument("--embedding-model")
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--write", action="store_true", help="update the results file")
     parser.add_argument("--misses", action="store_true", help="print the questions that were missed")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -131,11 +138,17 @@ def main() -> None:
         results = evaluate(store, arguments.embedder, arguments.embedding_model, show_misses=arguments.misses)
         store.close()
     print_table(results)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    table = results["figures"]
+    embedded = [name for name in table if name.startswith("with ")]
+    if arguments.write:
+        suffix = "-" + re.sub(r"\W+", "-", embedded[0].split(":")[-1]) if embedded else ""
+        write_json(RESULTS / f"retrieval{suffix}.json", results)
+    good = table["lexical"]["all"]["recall@5"] >= 0.90
+    good = good and all(table[name]["all"]["recall@5"] >= 0.95 for name in embedded)
+    return 0 if good else 1
 
 
-def evaluate(store: Store, embedder: str | None, model: str | None, *, show_misses: bool) -> dict[str, object]:
+def evaluate(store: Store, embedder: str | None, model: str | None, *, show_misses: bool) -> dict[str, Any]:
     """Ask every question of every method; figures by method and by group of questions."""
     questions = load_questions()
     right = {q: answering_chunks(store, q) for q in questions}
@@ -164,13 +177,8 @@ def evaluate(store: Store, embedder: str | None, model: str | None, *, show_miss
                 print(f"{name} missed ({rank}): {question.text}  -> {', '.join(question.answers[:3])}")
         table[name] = {group: figures(ranks) for group, ranks in sorted(groups.items())}
     chunks, _ = store.totals()
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
-    )
     return {
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}",
-        "commit": commit.stdout.strip(),
+        "provenance": host_provenance() | {"sqlite": sqlite3.sqlite_version},
         "sources": {
             s.uri: {"version": s.version, "documents": s.documents, "chunks": s.chunks} for s in store.sources()
         },
@@ -181,10 +189,9 @@ def evaluate(store: Store, embedder: str | None, model: str | None, *, show_miss
     }
 
 
-def print_table(results: dict[str, object]) -> None:
+def print_table(results: dict[str, Any]) -> None:
     """Figures as a table on stdout."""
     table = results["figures"]
-    assert isinstance(table, dict)
     print(f"{results['questions']} questions ({results['left_out']} left out), {results['chunks']} passages")
     for method, groups in table.items():
         for group, f in groups.items():
@@ -193,4 +200,4 @@ def print_table(results: dict[str, object]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())
