@@ -109,7 +109,10 @@ class Evaluator:
         return self._plan
 
     def evaluate(self, program: Program, tier: Tier = "screen") -> Evaluation:
-        """Build, run, check and time a Program. Never raises for what the Program or the machine does."""
+        """Build, run, check and time a Program. Never raises for what the Program or the machine does.
+
+        Raises TaskError when the task itself cannot be evaluated.
+        """
         work = Trial(self, program, tier)
         try:
             return work.run()

@@ -1,0 +1,171 @@
+"""A native Program from sources to numbers on this machine: baselines, census, tiers, traces, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from stitchcuda.errors import TaskError
+from stitchcuda.evaluation.evaluator import Evaluator
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.hardware.model import Ceilings
+from stitchcuda.program.model import Argument, Launcher, Manifest, Program
+from tests.evaluation.conftest import DEVICE, HEAD, QUICK, make_facts, make_task, program
+
+TASK = make_task("""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(512))
+    def forward(self, x):
+        return torch.tanh(x) * torch.sigmoid(x) * self.scale + x * x - 0.5 * x
+def get_inputs():
+    return [torch.randn(512, 512)]
+def get_init_inputs():
+    return []
+""")
+
+KERNEL = r"""
+#include <cmath>
+extern "C" int fused(const float* x, const float* scale, float* y, long long rows, long long width, void*) {
+    for (long long i = 0; i < rows; ++i)
+        for (long long j = 0; j < width; ++j) {
+            const float v = x[i * width + j];
+            y[i * width + j] = std::tanh(v) / (1.0f + std::exp(-v)) * scale[j] + v * v - 0.5f * v;
+        }
+    return 0;
+}
+"""
+
+ENTRY = (
+    HEAD
+    + """
+from bindings import fused
+
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(512))
+    def forward(self, x):
+        y = torch.empty_like(x)
+        fused(x, self.scale, y, x.shape[0], x.shape[1])
+        return y
+"""
+)
+
+NATIVE = Program(
+    files={"program.py": ENTRY, "kernels.cpp": KERNEL},
+    manifest=Manifest(
+        target="cpu",
+        launchers=[
+            Launcher(
+                name="fused",
+                source="kernels.cpp",
+                arguments=[
+                    Argument(name="x", dtype="float32"),
+                    Argument(name="scale", dtype="float32"),
+                    Argument(name="y", dtype="float32", role="output"),
+                    Argument(name="rows", kind="scalar", dtype="int64"),
+                    Argument(name="width", kind="scalar", dtype="int64"),
+                ],
+            )
+        ],
+    ),
+)
+
+SETTINGS = QUICK.model_copy(
+    update={"baselines": True, "trace_program": True, "publish_processes": 2, "publish_calls": 8}
+)
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path_factory.mktemp("cache"), settings=SETTINGS) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def screened(evaluator: Evaluator) -> Evaluation:
+    return evaluator.evaluate(NATIVE)
+
+
+def test_a_native_program_is_timed_beside_the_stock_options(screened: Evaluation) -> None:
+    assert screened.status == "correct", screened.message + screened.log
+    assert set(screened.timings) == {"program", "eager", "compile"}
+    assert set(screened.speedup) == {"eager", "compile", "over_best"}
+    assert screened.speedup["over_best"] == min(screened.speedup["eager"], screened.speedup["compile"])
+
+
+def test_the_census_knows_the_launchers(screened: Evaluation) -> None:
+    assert screened.census is not None
+    assert screened.census.label in ("pure", "hybrid")
+    assert screened.census.own > 0.5
+
+
+def test_an_evaluation_says_where_it_comes_from(screened: Evaluation) -> None:
+    assert screened.provenance["program"] == NATIVE.digest
+    assert len(str(screened.provenance["nonce"])) == 32
+    assert screened.provenance["confinement"]
+    assert screened.provenance["torch"]
+
+
+def test_publish_uses_fresh_processes_and_measures_anew(evaluator: Evaluator) -> None:
+    evaluation = evaluator.evaluate(NATIVE, "publish")
+    assert evaluation.status == "correct", evaluation.message
+    assert evaluation.tier == "publish"
+    assert evaluation.timings["program"].n >= SETTINGS.publish_calls
+    assert evaluation.timings["eager"].n == evaluation.timings["program"].n
+
+
+def test_cached_baselines_are_read_back(evaluator: Evaluator) -> None:
+    first = evaluator.baselines()
+    assert set(first) == {"eager", "compile"}
+    assert evaluator.baselines() == first
+
+
+def test_a_source_that_does_not_compile_is_build_failed(evaluator: Evaluator) -> None:
+    broken = Program(files=NATIVE.files | {"kernels.cpp": "int fused( { return 0; }"}, manifest=NATIVE.manifest)
+    evaluation = evaluator.evaluate(broken)
+    assert evaluation.status == "build_failed"
+    assert "error" in evaluation.log
+    assert len(evaluation.log) <= 2000
+
+
+def test_the_reference_can_be_traced(evaluator: Evaluator) -> None:
+    trace = evaluator.trace(None)
+    assert trace.subject == "reference"
+    assert trace.launches >= 5
+    assert {row.name for row in trace.rows} >= {"aten::tanh", "aten::mul"}
+    assert trace.busy_seconds > 0
+
+
+def test_faster_than_memory_is_impossible(evaluator: Evaluator) -> None:
+    slow = Ceilings(
+        copy_bytes_per_second=1e6, flops_per_second={"fp32": 1e9}, measured_on=datetime.now(UTC).isoformat()
+    )
+    device = DEVICE.model_copy(update={"ceilings": slow, "cache_bytes": 0})
+    settings = EvaluationSettings(baselines=False, trace_program=False, screen_calls=5, screen_min_calls=3)
+    with Evaluator(TASK, make_facts(), device, cache=evaluator.cache, settings=settings) as opened:
+        evaluation = opened.evaluate(NATIVE)
+    assert evaluation.status == "impossible"
+    assert [f.rule for f in evaluation.findings if f.severity == "reject"] == ["impossible"]
+
+
+def test_a_task_whose_output_cannot_be_checked_is_refused(evaluator: Evaluator) -> None:
+    task = make_task("""
+class Model(nn.Module):
+    def forward(self, x):
+        return object()
+def get_inputs():
+    return [torch.randn(4)]
+def get_init_inputs():
+    return []
+""")
+    with (
+        Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=QUICK) as opened,
+        pytest.raises(TaskError, match="cannot be checked"),
+    ):
+        opened.evaluate(program("class ModelNew(nn.Module): pass"))
