@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.cli.world import GOOD, OTHER, RAISES, WRONG, attempts, command, environment, script, stitchcuda, the_run
+from tests.cli.world import QUICK as SMALL
 from tests.support.scripted_endpoint import ScriptedEndpoint
 
 KILLS = 10
 IDEAS = {"in place": [WRONG, GOOD], "clamp": [RAISES, OTHER]}
-QUICK = ("--target", "cpu", "--beam", "2", "--drafts", "1", "--replans", "0", "--confirm", "none", "--yes", "--no-live")
+QUICK = (*SMALL, "--confirm", "none", "--no-live")
 
 
 @pytest.mark.timeout(600)
