@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from torch import fx
+
 from stitchcuda.recipes.base import Gain, Recipe, Rewriter, TargetKind, is_launch
 from stitchcuda.recipes.normalise import VIEWS, op_name, tensor
+from stitchcuda.recipes.planner import GRAPH_NODE_SECONDS
 
 if TYPE_CHECKING:
     from stitchcuda.recipes.assemble import Printed
@@ -60,7 +63,7 @@ class CudaGraph(Recipe):
     """Applies on cuda to a forward that draws no random numbers, reads nothing back and changes no input.
 
     Captured at the first call, after two warm-up calls on a side stream whose changes of state are undone. Saves
-    the host's time between launches; costs a copy of inputs and outputs.
+    the host's time between launches; costs a copy of inputs and outputs, which the Planner weighs.
     """
 
     name: ClassVar[str] = "cuda_graph"
@@ -83,18 +86,23 @@ class CudaGraph(Recipe):
         if on_host or not flat_inputs(rewriter):
             return
         rewriter.orchestration.append(self.name)
-        kernels = sum(
-            1
-            for node in rewriter.graph.nodes
-            if node.op == "call_function" and (is_launch(node) or (op_name(node) and op_name(node) not in VIEWS))
-        )
+        launches = sum(_launches(node) for node in rewriter.graph.nodes)
         output = list(rewriter.graph.nodes)[-1]
         copied = 2 * sum(_size(node) for node in [*captured.inputs, *output.all_input_nodes])
-        seconds = kernels * (rewriter.launch_seconds - 1e-6) - copied / rewriter.bandwidth
-        if seconds <= 0:
-            rewriter.orchestration.remove(self.name)
-            return
+        seconds = launches * (rewriter.launch_seconds - GRAPH_NODE_SECONDS) - copied / rewriter.bandwidth
         rewriter.add_gain(Gain(self.name, "the whole forward as one CUDA graph", seconds, 0, -copied))
+
+
+def _launches(node: fx.Node) -> int:
+    """Kernels that a node launches; a library's recurrent layer launches two for each step, layer and direction."""
+    name = op_name(node)
+    if node.op != "call_function" or name in VIEWS or not (name or is_launch(node)):
+        return 0
+    if name in ("lstm", "gru", "rnn_tanh", "rnn_relu") and len(node.args) >= 9:
+        x, layers, both, batch_first = tensor(node.args[0]), node.args[4], node.args[7], node.args[8]
+        if x is not None and x.dim() == 3 and isinstance(layers, int):
+            return 2 * x.shape[1 if batch_first else 0] * layers * (2 if both else 1)
+    return 1
 
 
 def _size(node: object) -> int:

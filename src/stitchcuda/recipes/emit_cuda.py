@@ -228,7 +228,6 @@ class _Rows(_Printer):
             lines.append(f"{value.ctype} part_{self.names[id(value)]} = {start};")
         lines.append("#pragma unroll" if self.kept or shape.items <= 4 else "#pragma unroll 2")
         lines.append(f"for (int item = 0; item < {shape.items}; ++item) {{")
-        lines.append(f"  const {self.index} column = (lane + item * {shape.lanes}u) * {self.width}u;")
         inner = []
         used = {
             id(load.buffer)
@@ -257,6 +256,8 @@ class _Rows(_Printer):
         inner += ["}", *self.close_stores(stores)]
         if shape.items * shape.lanes * self.width != kernel.inner:
             inner = [f"if (column < {kernel.inner}u) {{", *inner, "}"]
+        if any("column" in line for line in inner):
+            lines.append(f"  const {self.index} column = (lane + item * {shape.lanes}u) * {self.width}u;")
         lines += [f"  {line}" if not line.startswith("#") else line for line in inner]
         lines.append("}")
         for value in reductions:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from stitchcuda.agents.plan import Idea, Plan, Step
 from stitchcuda.agents.roles import PlanRequest
 from stitchcuda.errors import StitchError
 from stitchcuda.hardware.model import Device
-from stitchcuda.recipes.base import Gain, Rewriter
 from stitchcuda.task.model import Task
 
+if TYPE_CHECKING:
+    from stitchcuda.recipes.base import Gain, Rewriter
+
 HOST = ("cuda_graph", "host_overlap")
+WORTH_A_GRAPH = 1.01
+"""Predicted speedup from which a CUDA graph joins the kernels."""
 GRAPH_NODE_SECONDS = 1.2e-6
-"""Kernel to kernel inside a CUDA graph (measured on H200: 1.0 to 1.4 microseconds)."""
+"""Kernel to kernel inside a CUDA graph (measured on an H200: 1.0 to 1.4 microseconds)."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,10 @@ class RecipePlanner:
     def _unreadable(self, request: PlanRequest, bottleneck: str, reason: str) -> Plan:
         """The forward is no graph to read; on cuda it may still be captured while it runs."""
         quiet = not request.facts.stochastic and request.task.residence == "device"
-        tried = any(attempt.idea == "graph only" for attempt in request.attempts)
+        tried = any(attempt.idea == "host only" for attempt in request.attempts)
         if request.device.target.kind != "cuda" or not quiet or tried:
             return Plan(summary=f"No rewrite found: {reason}", bottleneck=bottleneck)
-        gain = _graph_speedup(request, saved=0.0)
+        gain = _graph_speedup(request, None, 0.0)
         step = Step(
             title="Capture the unchanged forward as one CUDA graph",
             operators=["forward"],
@@ -62,7 +67,7 @@ class RecipePlanner:
             acceptance="correct, and faster than eager",
             recipes=["whole_graph"],
         )
-        idea = Idea(name="graph only", rationale=f"{bottleneck} ({reason})", steps=[step])
+        idea = Idea(name="host only", rationale=f"{bottleneck} ({reason})", steps=[step])
         return Plan(summary=f"Host orchestration alone: {reason}", bottleneck=bottleneck, ideas=[idea])
 
 
@@ -82,23 +87,24 @@ def survey_recipes(task: Task, device: Device) -> Survey:
 
 def _ideas(survey: Survey, request: PlanRequest) -> list[Idea]:
     kernels = [name for name in survey.gains if name not in HOST]
+    saved = sum(gain.seconds for name in kernels for gain in survey.gains[name])
     host = [name for name in survey.gains if name in HOST]
+    joined = [name for name in host if name != "cuda_graph" or _graph_speedup(request, survey, saved) >= WORTH_A_GRAPH]
     ideas = []
     everything = f"{request.profile.bottleneck}: {request.profile.evidence}"
-    if kernels and host:
-        steps = [_kernel_step(survey, kernels, request), _host_step(survey, host, request, with_kernels=True)]
+    if kernels and joined:
+        steps = [_kernel_step(survey, kernels, request), _host_step(survey, joined, request, saved)]
         ideas.append(Idea(name="kernels and host", rationale=everything, steps=steps))
     if kernels:
         step = _kernel_step(survey, kernels, request)
         ideas.append(Idea(name="kernels only", rationale=_evidence(survey, kernels), steps=[step]))
-    if host:
-        step = _host_step(survey, host, request, with_kernels=False)
-        ideas.append(Idea(name="graph only", rationale=_evidence(survey, host), steps=[step]))
-    structural = [name for name in kernels if name not in ("pointwise", "row_reduction")]
-    if structural and len(structural) < len(kernels):
-        step = _kernel_step(survey, structural + ["epilogue"] * ("epilogue" not in structural), request)
-        name, why = "layers only", "the layers' own rewrites without generic fusion: " + _evidence(survey, structural)
-        ideas.append(Idea(name=name, rationale=why, steps=[step]))
+    if host and (not kernels or _graph_speedup(request, survey, 0.0) >= WORTH_A_GRAPH):
+        step = _host_step(survey, host, request, 0.0)
+        ideas.append(Idea(name="host only", rationale=_evidence(survey, host), steps=[step]))
+    layers = [name for name in kernels if name not in ("pointwise", "row_reduction")]
+    if layers and len(layers) < len(kernels):
+        why = "the layers' own rewrites without generic fusion: " + _evidence(survey, layers)
+        ideas.append(Idea(name="layers only", rationale=why, steps=[_kernel_step(survey, layers, request)]))
     return sorted(ideas, key=lambda idea: -idea.steps[-1].predicted_gain)[:4]
 
 
@@ -121,11 +127,9 @@ def _kernel_step(survey: Survey, names: list[str], request: PlanRequest) -> Step
     )
 
 
-def _host_step(survey: Survey, names: list[str], request: PlanRequest, *, with_kernels: bool) -> Step:
-    saved = 0.0
-    if with_kernels:
-        saved = sum(gain.seconds for name, gains in survey.gains.items() if name not in HOST for gain in gains)
-    gain = _graph_speedup(request, saved) if "cuda_graph" in names else 1.0
+def _host_step(survey: Survey, names: list[str], request: PlanRequest, saved: float) -> Step:
+    """``saved``: seconds that the kernels of the step before take off the device's busy time."""
+    gain = _graph_speedup(request, survey, saved) if "cuda_graph" in names else _speedup(request, saved)
     moved = sum(gain.seconds for gain in survey.gains.get("host_overlap", []))
     wall = request.profile.timeline.wall_seconds
     if moved and wall > moved:
@@ -147,13 +151,23 @@ def _speedup(request: PlanRequest, saved: float) -> float:
     return wall / max(wall - saved, 0.2 * wall) if wall > 0 else 1.0
 
 
-def _graph_speedup(request: PlanRequest, saved: float) -> float:
-    """Without launch gaps, the device is busy all the time but for the graph's own node-to-node time."""
+def _graph_speedup(request: PlanRequest, survey: Survey | None, saved: float) -> float:
+    """Without launch gaps the device is busy all the time, but for graph nodes' own time and the copies in and out."""
     timeline = request.profile.timeline
     if timeline.wall_seconds <= 0:
         return 1.0
     busy = max(timeline.busy_seconds - saved, 0.1 * timeline.busy_seconds)
-    return max(timeline.wall_seconds / max(busy + timeline.launches * GRAPH_NODE_SECONDS, 1e-9), 0.0)
+    copies = 0.0
+    fewer = 0
+    if survey is not None:
+        copied = -sum(gain.bytes for gain in survey.gains.get("cuda_graph", []))
+        copies = copied / survey.rewriter.bandwidth
+        if saved:
+            fewer = sum(g.launches for name, gains in survey.gains.items() if name not in HOST for g in gains)
+    nodes = max(timeline.launches - fewer, 1)
+    # A node's gap hides behind a long kernel's tail no better than a launch's: bound it by the measured gap.
+    gaps = min(nodes * GRAPH_NODE_SECONDS, timeline.gap_seconds)
+    return timeline.wall_seconds / max(busy + gaps + copies, 1e-9)
 
 
 def _evidence(survey: Survey, names: list[str]) -> str:
