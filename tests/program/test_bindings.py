@@ -110,3 +110,25 @@ def test_the_text_for_cuda_uses_the_current_stream_and_one_device() -> None:
     compile(text, "bindings.py", "exec")
     for part in ("_raw_stream(_index)", "with torch.cuda.device(_index)", "cudaGetErrorString", "'CUDA')"):
         assert part in text
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_on_a_gpu_launches_follow_the_current_stream_and_can_be_captured(tmp_path: Path) -> None:
+    major, minor = torch.cuda.get_device_capability()
+    result = build(cuda_program(), Target(kind="cuda", arch=f"sm_{major}{minor}"), cache=tmp_path)
+    assert result.folder is not None, result.log
+    specification = importlib.util.spec_from_file_location("bindings_cuda", result.folder / "bindings.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    x, y = torch.arange(4096.0, device="cuda"), torch.zeros(4096, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        module.scale_shift(x, None, y, 4096, 3.0)
+    assert not y.any()
+    graph.replay()
+    assert torch.equal(y, x * 3)
+    with pytest.raises(RuntimeError, match=r"scale_shift failed with CUDA error \d+: "):
+        module.scale_shift(x, None, y, 0, 3.0)
