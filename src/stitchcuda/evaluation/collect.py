@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+ANNOTATIONS = ("own::", "ProfilerStep", "## ", "Torch-Compiled Region", "CompiledFxGraph")
+"""Ranges that profilers show on the device's timeline beside the kernels inside them."""
+
 ROWS = 400
 """Rows kept, longest first."""
 
@@ -66,7 +69,7 @@ def _device_rows(recording: Any) -> Table:
         if not str(event.device_type).endswith("CUDA"):
             continue
         name = event.name
-        if getattr(event, "is_user_annotation", False) or name.startswith(("own::", "ProfilerStep")):
+        if getattr(event, "is_user_annotation", False) or name.startswith(ANNOTATIONS):
             continue
         lower = name.lower()
         kind = "copy" if lower.startswith("memcpy") else "memset" if lower.startswith("memset") else "kernel"

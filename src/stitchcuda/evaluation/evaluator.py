@@ -121,6 +121,9 @@ class Evaluator:
         except InfrastructureError as error:
             self._stop_oracle()
             return work.failed("infrastructure_error", str(error), "")
+        except OSError as error:
+            self._stop_oracle()
+            return work.failed("infrastructure_error", f"the machine refused something: {error}", "")
         finally:
             work.close()
 
@@ -268,7 +271,7 @@ class Evaluator:
         filled = self.oracle.ask("fill", call=number, label=label, case=case, sessions=[s.number for s in sessions])
         played = []
         for session in random.sample(sessions, len(sessions)):
-            state = bool(self.plan["watch"]) and not session.subject.trusted
+            state = full and bool(self.plan["watch"]) and not session.subject.trusted
             try:
                 sample = session.call(
                     number, filled["seed"], hold=hold, state=state, timeout_s=patience or self.patience()

@@ -236,7 +236,8 @@ class Oracle:
             verdict = self._against_exact(this, names, values, expected)
         else:
             verdict = self._against_eager(this, names, values, expected)
-        return verdict | {"missing_state": missing, "labels": sorted(self.labels)}
+        reference = "eager" if self.expectation.stochastic else self.expectation.exact_note
+        return verdict | {"missing_state": missing, "labels": sorted(self.labels), "reference": reference}
 
     @staticmethod
     def _updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:

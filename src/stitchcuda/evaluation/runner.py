@@ -103,8 +103,10 @@ class Runner:
             else:
                 offset, size = self.arena.offsets[region]
                 self.data[region] = self.buffers.host_buffer(self.memory, offset, size)
-        if handles:
-            self.data["inputs"][:1].clone()
+        for shared in self.data.values():
+            if shared.is_cuda:
+                shared[:1].clone()
+        self.sync()
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
         self.torch.backends.cudnn.allow_tf32 = allowed

@@ -20,7 +20,9 @@ import resource
 import select
 import signal
 import struct
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,8 @@ def scrubbed_environment(workdir: str, extra: dict[str, str]) -> dict[str, str]:
     kept = ("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "LANG", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
     prefixes = ("CUDA_VISIBLE_", "CUDA_DEVICE_", "NVIDIA_", "GOMP_", "KMP_")
     environment = {k: v for k, v in os.environ.items() if k in kept or k.startswith(prefixes)}
-    environment.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    tools = os.path.dirname(sys.executable)
+    environment["PATH"] = os.pathsep.join((environment.get("PATH", "/usr/local/bin:/usr/bin:/bin"), tools))
     environment.setdefault("LANG", "C.UTF-8")
     environment |= {"HOME": workdir, "TMPDIR": workdir, "USER": "runner", "LOGNAME": "runner"}
     environment |= {
@@ -76,18 +79,20 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_tree(leash: int) -> None:
-    """Kill a leash with all its descendants, those that left its process group included."""
-    for _ in range(20):
+    """Kill a leash's descendants, those that left its process group included, then the leash itself.
+
+    The leash reaps them as they die, so that no zombies are left to whatever init there is.
+    """
+    for _ in range(200):
         victims = descendants(leash)
-        for pid in victims:
-            _signal(pid)
         if not victims:
             break
-        time.sleep(0.005)
-    try:
+        for pid in victims:
+            _signal(pid)
+        time.sleep(0.002)
+    _signal(leash)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leash, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        _signal(leash)
 
 
 def _signal(pid: int) -> None:
@@ -252,10 +257,25 @@ def _hold(leash_fd: int, child: int) -> int:
     while True:
         ready, _, _ = select.select([leash_fd, child_fd], [], [])
         if child_fd in ready:
-            return _as_exit_code(os.waitpid(child, 0)[1])
+            code = _as_exit_code(os.waitpid(child, 0)[1])
+            _kill_children()
+            return code
+        _kill_children()
+        os._exit(137)
+
+
+def _kill_children() -> None:
+    """Kill all descendants of this process and reap those that end up as its children, for two seconds at most."""
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
         for pid in descendants(os.getpid()):
             _signal(pid)
-        os._exit(137)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(0.002)
 
 
 def _be_init(runner: int) -> int:
@@ -304,6 +324,9 @@ def launch(config: dict[str, Any]) -> int:
     os.environ.update(config["environment"])
     _confine(config, uid)
     os.chdir(config["workdir"])
+    if config.get("probe"):
+        print(json.dumps(missing), flush=True)
+        os._exit(0)
     config["missing"] = missing
     path = Path(__file__).with_name("runner.py")
     spec = importlib.util.spec_from_file_location("stitchcuda_runner", path)
@@ -315,6 +338,38 @@ def launch(config: dict[str, Any]) -> int:
     module.main(config)
     sys.stdout.flush()
     os._exit(0)
+
+
+def probe() -> list[str]:
+    """What of the confinement this machine does not allow, by trying once; empty where everything works."""
+    with tempfile.TemporaryDirectory(prefix="stitchcuda-probe-") as workdir:
+        os.chmod(workdir, 0o711)
+        leash, held = os.pipe()
+        null = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+        config = {
+            "probe": True,
+            "level": "full",
+            "trusted": False,
+            "workdir": workdir,
+            "source": "",
+            "readable": [sys.base_prefix, sys.prefix, str(Path(__file__).parent)],
+            "limits": {"file_bytes": 1 << 20, "disk_bytes": 1 << 20, "processes": 64, "address_bytes": 0},
+            "environment": {},
+            "leash_fd": leash,
+            **dict(zip(("command_fd", "reply_fd", "arena_fd"), null, strict=True)),
+        }
+        command = [sys.executable, "-I", __file__, json.dumps(config)]
+        try:
+            done = subprocess.run(
+                command, pass_fds=[leash, *null], capture_output=True, text=True, timeout=30, check=False
+            )
+        finally:
+            for fd in (leash, held, *null):
+                os.close(fd)
+        try:
+            return [str(name) for name in json.loads(done.stdout)]
+        except ValueError:
+            return [f"confinement ({(done.stderr.strip().splitlines() or ['no reason given'])[-1]})"]
 
 
 if __name__ == "__main__":

@@ -61,7 +61,8 @@ class Session:
         shared."""
         while True:
             self._start()
-            if self._attach():
+            problem = self._attach()
+            if not problem:
                 return
             self.close()
             if Planes.level != sandbox.LEVELS[-1]:
@@ -69,7 +70,7 @@ class Session:
             elif Planes.ipc:
                 Planes.ipc, Planes.level = False, "full"
             else:
-                raise InfrastructureError("the runner could not map the shared buffers")
+                raise InfrastructureError(f"a runner could not be started: {problem}")
             self.number = next(_numbers)
 
     def _start(self) -> None:
@@ -88,7 +89,8 @@ class Session:
             self.subject, kind=self.kind, level=Planes.level, arena=arena, settings=self.settings
         )
 
-    def _attach(self) -> bool:
+    def _attach(self) -> str:
+        """Empty when the runner sees the shared buffers; otherwise why not."""
         runner = self.live
         self.oracle.ask(
             "attach",
@@ -106,8 +108,8 @@ class Session:
             self.torch = str(hello.get("torch", ""))
             reply = runner.ask(Op.ATTACH, timeout_s=self.settings.load_timeout_s)
         except Failure as failure:
-            raise InfrastructureError(f"the runner did not start: {failure.message}; {failure.log[-1500:]}") from None
-        return reply.code == Code.OK
+            return f"{failure.message}; {failure.log[-1500:]}"
+        return "" if reply.code == Code.OK else str(runner.report().get("error", "no reason given"))
 
     def load(self) -> None:
         """Import, construct, copy the state (or reseed both sides), and let the subject prepare."""

@@ -54,7 +54,7 @@ class EvaluationSettings(BaseModel):
         default=256 << 20, ge=0, description="written between timed calls on cuda to empty L2, bytes"
     )
     load_timeout_s: float = Field(
-        default=120.0, gt=0, description="import, construction and state of a Program, seconds"
+        default=180.0, gt=0, description="import, construction and state of a Program, seconds"
     )
     prepare_timeout_s: float = Field(default=60.0, gt=0, description="``ModelNew.prepare()``, seconds")
     call_timeout_s: float = Field(default=30.0, gt=0, description="first call of a Program (it may compile), seconds")

@@ -70,10 +70,12 @@ def perturb(model: nn.Module, seed: int) -> set[str]:
     fifth of their value or by 0.05, so that leaving them out shows. Running variances stay positive. Returns the names
     that changed.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generators: dict[torch.device, torch.Generator] = {}
 
     def noise(like: torch.Tensor) -> torch.Tensor:
-        return torch.randn(like.shape, generator=generator, dtype=torch.float32).to(like.device, like.dtype)
+        generator = generators.setdefault(like.device, torch.Generator(like.device).manual_seed(seed))
+        drawn = torch.randn(like.shape, generator=generator, dtype=torch.float32, device=like.device)
+        return drawn.to(like.dtype)
 
     changed: set[str] = set()
     seen: set[int] = set()

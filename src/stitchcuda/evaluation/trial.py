@@ -38,10 +38,12 @@ class Checks:
     worst: dict[str, OutputError] = field(default_factory=dict)
     calls: int = 0
     labels: set[str] = field(default_factory=set)
+    reference: str = ""
 
     def add(self, verdict: dict[str, Any], full: bool) -> None:
         self.calls += 1
         self.labels.update(verdict["labels"])
+        self.reference = verdict.get("reference", self.reference)
         for raw in verdict["outputs"]:
             error = OutputError(**raw)
             known = self.worst.get(error.output)
@@ -295,6 +297,7 @@ class Trial:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "confinement": confinement,
             "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
+            "reference": self.checks.reference,
             "fixed_inputs": bool(plan.get("fixed_inputs", False)),
             "task": evaluator.task.digest,
             "program": self.program.digest,

@@ -1,0 +1,80 @@
+"""The confinement itself: what a confined process can see, and that nothing outlives its leash."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation.runner_client import RunnerClient, Subject
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.wire import Op
+
+ARENA = wire.Arena(setup=4096, structure=4096, report=1 << 16, inputs=4096, outputs=4096, state=4096)
+
+
+def test_probe_lists_what_is_missing() -> None:
+    missing = sandbox.probe()
+    assert isinstance(missing, list)
+    if os.geteuid() == 0:
+        assert "confinement" not in " ".join(missing)
+
+
+def test_environment_holds_no_keys_and_no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "secret")
+    monkeypatch.setenv("LD_PRELOAD", "/x.so")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    environment = sandbox.scrubbed_environment("/work", {"EXTRA": "1"})
+    assert "secret" not in environment.values()
+    assert "LD_PRELOAD" not in environment
+    assert environment["HOME"] == environment["TMPDIR"] == "/work"
+    assert environment["OMP_NUM_THREADS"] == "3"
+    assert environment["EXTRA"] == "1"
+
+
+def test_killing_a_tree_reaches_those_that_left_the_group() -> None:
+    script = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    print(os.getpid(), flush=True)\ntime.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    sandbox.kill_tree(process.pid)
+    process.wait()
+    process.stdout.close()
+    for _ in range(100):
+        stat = Path(f"/proc/{child}/stat")
+        if not stat.exists() or stat.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.01)
+    raise AssertionError("the child still runs")
+
+
+def start() -> RunnerClient:
+    """A runner that has nothing to run yet."""
+    return RunnerClient(
+        Subject("eager", source=""), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings()
+    )
+
+
+def test_a_runner_ends_with_its_supervisor() -> None:
+    runner = start()
+    runner.ask(Op.HELLO, timeout_s=60)
+    members = [runner.process.pid, *sandbox.descendants(runner.process.pid)]
+    assert len(members) == 3
+    os.close(runner.leash_fd)
+    runner.leash_fd = os.open(os.devnull, os.O_RDONLY)
+    assert runner.process.wait(timeout=10) != 0
+    runner.close()
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in members)
+    assert not runner.workdir.exists()
+
+
+def test_the_arena_cannot_be_shrunk() -> None:
+    runner = start()
+    with pytest.raises(OSError, match="not permitted"):
+        os.ftruncate(runner.arena_fd, 0)
+    runner.close()
