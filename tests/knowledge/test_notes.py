@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,25 @@ def test_an_index_that_cannot_be_written_is_still_read(tmp_path: Path) -> None:
     store = Store(path, read_only=True)
     assert Searcher(store).search("coalesced access")
     store.close()
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None
+    or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode != 0,
+    reason="mounts of its own are not allowed here",
+)
+@pytest.mark.parametrize("there", [True, False])
+def test_a_read_only_file_system_still_answers(tmp_path: Path, there: bool) -> None:
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    if there:
+        open_index(folder / "knowledge.sqlite").close()
+    script = (
+        'mount --bind "$1" "$1" && mount -o remount,ro,bind "$1" && STITCHCUDA_CACHE="$1" '
+        f"{sys.executable} -m stitchcuda.cli.main knowledge search coalesced access --json"
+    )
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script, "sh", str(folder)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["passages"][0]["source"].startswith("notes/")

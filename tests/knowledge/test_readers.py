@@ -145,6 +145,28 @@ int __undocumented_xor_sync(unsigned mask, int value);
     assert not any("hidden" in s for c in document.chunks for s in c.symbols)
 
 
+def test_braces_of_values_are_no_scopes() -> None:
+    header = """
+namespace demo {
+struct Arguments {
+  using Stride = decltype(make_stride(Int<1>{}, Outer{}));
+  Shape shape = {1, 2};
+  /// Makes arguments for a problem of this shape.
+  Arguments(int m) : rows{m}, shape{make_shape(m, 1)} { check(m); }
+  int rows{0};
+};
+/// Comes after.
+int after(int x = int{3});
+}
+"""
+    document = read(header, "demo.h")
+    symbols = {c.symbols[0] for c in document.chunks}
+    assert symbols == {"demo::Arguments", "demo::Arguments::Arguments", "demo::after"}
+    fields = next(c.text for c in document.chunks if c.symbols[0] == "demo::Arguments")
+    assert "Shape shape" in fields
+    assert "int rows{}" in fields
+
+
 def test_a_cuda_source_keeps_its_functions_whole() -> None:
     body = "__global__ void twice(float* x, int n) {\n  if (n) { x[0] *= 2; }\n}"
     source = f"// Doubles every value of x, in place, n of them.\n{body}\n"
@@ -165,6 +187,23 @@ def test_ptx_wrappers_are_found_by_instruction_and_tagged_with_their_architectur
     assert first.tags.arch == ("sm_90+",)
     assert second.tags.arch == ("sm_100", "sm_101")
     assert first.tags.libraries == ("libcudacxx", "ptx")
+
+
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        ("cutlass/gemm/collective/sm90_mma_tma_gmma_ss.hpp", ("sm_90",)),
+        ("cute/atom/copy_traits_sm90_tma.hpp", ("sm_90+",)),
+        ("cute/arch/mma_sm80.hpp", ("sm_80+",)),
+        ("cutlass/epilogue/collective/sm100_epilogue_tma.hpp", ("sm_100", "sm_103")),
+        ("cute/arch/mma_sm120.hpp", ("sm_120",)),
+        ("cute/tensor.hpp", ()),
+        ("mine/sm90_notes.h", ()),
+    ],
+)
+def test_cutlass_files_are_tagged_with_their_architecture(name: str, arch: tuple[str, ...]) -> None:
+    (chunk,) = read("/// Something that is documented.\nint thing();\n", name).chunks
+    assert chunk.tags.arch == arch
 
 
 def test_a_pdf_gives_its_text_page_by_page() -> None:

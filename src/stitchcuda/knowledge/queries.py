@@ -17,7 +17,9 @@ _TELLING = re.compile(
 )
 _FRAME = re.compile(r"^\s*(?:File \"|at |#\d+ |\^+\s*$|~+|\|)|^Traceback")
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:/[\w.+-]+){2,}|[\w./-]+\.(?:cuh?|cpp|h|hpp|py|so|o)\b")
-_NOISE = re.compile(r"\(\d+(?:,\s*\d+)?\)|^[\s:]*\d+:(?:\d+:)?|0x[0-9a-fA-F]+|\b\d{5,}\b|\bline \d+\b|[=*]{3,}|\[[^\]]*\d+;?\d*m")
+_NOISE = re.compile(
+    r"\(\d+(?:,\s*\d+)?\)|^[\s:]*\d+:(?:\d+:)?|0x[0-9a-fA-F]+|\b\d{5,}\b|\bline \d+\b|[=*]{3,}|\[[^\]]*\d+;?\d*m"
+)
 
 
 def _clean(line: str) -> str:

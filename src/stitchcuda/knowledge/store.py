@@ -7,6 +7,7 @@ that a reader sees it whole, old or new. Ranking is in ``knowledge.search``, rea
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 import time
@@ -93,7 +94,11 @@ class Store:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             assert self.path is not None
-            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if self.read_only else 'rwc'}"
+            mode = "rwc"
+            if self.read_only:
+                # Without its folder's consent SQLite cannot keep a shared-memory file: then nobody writes either.
+                mode = "ro" if os.access(self.path.parent, os.W_OK) else "ro&immutable=1"
+            uri = f"{self.path.absolute().as_uri()}?mode={mode}"
             connection = sqlite3.connect(
                 uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
             )

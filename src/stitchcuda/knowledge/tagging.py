@@ -40,15 +40,27 @@ _PATH_LIBRARIES = (
     (re.compile(r"nsight[-_ ]?systems|(^|/)nsys", re.IGNORECASE), ("nsight_systems",)),
     (re.compile(r"nvrtc", re.IGNORECASE), ("nvrtc",)),
 )
+_PATH_ARCH = re.compile(r"(?:^|[/_])sm(\d{2,3})(?=[_./])")
 _PTX_TARGETS = re.compile(r"PTX ISA \d+(?:, |,)(SM_\d+[af]?(?:,\s*SM_\d+[af]?)*)")
 
 
 def tag_document(name: str) -> Tags:
-    """Library tags from a file's path; the first rule that matches wins."""
-    for pattern, libraries in _PATH_LIBRARIES:
-        if pattern.search(name):
-            return Tags(libraries=libraries)
-    return Tags()
+    """Tags from a file's path: its library (the first rule that matches wins), and for CUTLASS its architecture."""
+    libraries = next((found for pattern, found in _PATH_LIBRARIES if pattern.search(name)), ())
+    return Tags(_path_arch(name) if "cutlass" in libraries else (), libraries)
+
+
+def _path_arch(name: str) -> tuple[str, ...]:
+    """CUTLASS names files by the first architecture they are for. Up to sm90 later ones run them too, but for wgmma;
+    the tensor core instructions of sm100 and after belong to their own family."""
+    match = _PATH_ARCH.search(name)
+    if not match:
+        return ()
+    number = int(match.group(1))
+    if number == 100:
+        return ("sm_100", "sm_103")
+    own_only = number > 90 or (number == 90 and "gmma" in name)
+    return (f"sm_{number}" + ("" if own_only else "+"),)
 
 
 def tag_chunk(chunk: Chunk, document: Tags) -> Chunk:

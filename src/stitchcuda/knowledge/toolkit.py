@@ -32,6 +32,15 @@ _DEEP = (
     "cooperative_groups", "crt", "cccl/cub", "cccl/cuda", "cub", "cuda", "cutlass", "cute", "nvtx3", "cudnn_frontend",
 )  # fmt: skip
 
+_VERSIONS = (
+    ("cuda_runtime_api.h", ("CUDART_VERSION",)),
+    ("cutlass/version.h", ("CUTLASS_MAJOR", "CUTLASS_MINOR", "CUTLASS_PATCH")),
+    ("cudnn_frontend_version.h", ("CUDNN_FRONTEND_MAJOR_VERSION", "CUDNN_FRONTEND_MINOR_VERSION")),
+    ("cudnn_version.h", ("CUDNN_MAJOR", "CUDNN_MINOR", "CUDNN_PATCHLEVEL")),
+    ("cublas_api.h", ("CUBLAS_VER_MAJOR", "CUBLAS_VER_MINOR", "CUBLAS_VER_PATCH")),
+)
+"""Where each library says its version; CUDA as one number, 13000 for 13.0."""
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -44,18 +53,18 @@ class Part:
 
 
 def _version(include: Path) -> str:
-    for header, pattern in (
-        ("cuda_runtime_api.h", r"#define\s+CUDART_VERSION\s+(\d+)"),
-        ("cutlass/version.h", r"#define\s+CUTLASS_MAJOR\s+(\d+)"),
-        ("cudnn_version.h", r"#define\s+CUDNN_MAJOR\s+(\d+)"),
-        ("cublas_api.h", r"#define\s+CUBLAS_VER_MAJOR\s+(\d+)"),
-    ):
+    """The version that a library's own header names, or nothing."""
+    for header, names in _VERSIONS:
         path = include / header
-        if path.is_file():
-            match = re.search(pattern, path.read_text(errors="replace"))
-            if match:
-                number = int(match.group(1))
-                return f"{number // 1000}.{number % 1000 // 10}" if number >= 1000 else str(number)
+        if not path.is_file():
+            continue
+        text = path.read_text(errors="replace")
+        found = [re.search(rf"#\s*define\s+{name}\s+(\d+)", text) for name in names]
+        numbers = [int(match.group(1)) for match in found if match]
+        if len(numbers) == 1:
+            return f"{numbers[0] // 1000}.{numbers[0] % 1000 // 10}"
+        if numbers:
+            return ".".join(map(str, numbers))
     return ""
 
 

@@ -13,7 +13,15 @@ from dataclasses import dataclass, field
 from stitchcuda.knowledge.chunking import LIMIT, TARGET, pack, slug
 from stitchcuda.knowledge.model import Block, Chunk
 from stitchcuda.knowledge.readers import doccomment
-from stitchcuda.knowledge.vocabulary import words
+from stitchcuda.knowledge.readers.declarations import (
+    NAME,
+    TYPE,
+    declared_name,
+    function_name,
+    is_initializer,
+    template_free,
+    type_name,
+)
 
 _SCAN = re.compile(
     r"(?P<block>/\*.*?(?:\*/|\Z))"
@@ -23,15 +31,7 @@ _SCAN = re.compile(
     r"|(?P<mark>[{};,])",
     re.DOTALL | re.MULTILINE,
 )
-_TYPE = re.compile(r"\b(namespace|class|struct|union|enum(?:\s+(?:class|struct))?)\b")
-_NAME = re.compile(r"[A-Za-z_]\w*")
 _ACCESS = re.compile(r"^\s*(?:public|private|protected)\s*:(?!:)\s*")
-_NOT_NAMES = words(
-    "if for while switch return sizeof alignas alignof decltype noexcept requires throw defined static_assert "
-    "__declspec __attribute__ __launch_bounds__ __align__ __cluster_dims__ explicit enable_if_t _CCCL_REQUIRES "
-    "template typename operator const void int float"
-)
-_FUNCTION = re.compile(r"(?:(?P<operator>operator\s*(?:\(\)|[^\s(]+))|(?P<name>~?[A-Za-z_]\w*))\s*\(")
 _DEFINE = re.compile(r"^\s*#\s*define\s+(\w+)(\([^)]*\))?\s*(.*)", re.DOTALL)
 _HOST_MACRO = re.compile(r"(?<!define )\b__DEF_IF_HOST\b")
 """CUDA's device intrinsics end in this macro instead of a semicolon."""
@@ -53,41 +53,6 @@ class _Scope:
     start: int = 0
 
 
-def _template_free(statement: str) -> str:
-    """``statement`` without its leading ``template <...>`` clauses."""
-    text = statement.lstrip()
-    while text.startswith("template"):
-        depth, i = 0, text.find("<")
-        if i < 0:
-            return text
-        while i < len(text):
-            depth += {"<": 1, ">": -1}.get(text[i], 0)
-            i += 1
-            if depth == 0:
-                break
-        text = text[i:].lstrip()
-    return text
-
-
-def function_name(statement: str) -> str:
-    """The name that a function declaration declares, or nothing when there is none."""
-    text = _template_free(statement)
-    for match in _FUNCTION.finditer(text):
-        if match.group("operator"):
-            return re.sub(r"\s+", "", match.group("operator"))
-        name = match.group("name")
-        if name not in _NOT_NAMES and not (name.isupper() and match.start() == 0):
-            return name
-    return ""
-
-
-def _type_name(head: str, keyword_end: int) -> str:
-    """The declared name after ``class``/``struct``/``enum``, past attributes and macros."""
-    rest = re.split(r"[:{]|\bfinal\b", re.sub(r"\((?:[^()]|\([^()]*\))*\)|\[\[.*?\]\]", " ", head[keyword_end:]))[0]
-    names = _NAME.findall(re.sub(r"<.*", "", rest, flags=re.DOTALL))
-    return names[-1] if names else ""
-
-
 class _Headers:
     """One pass over a file. ``chunks`` holds the result."""
 
@@ -103,6 +68,7 @@ class _Headers:
         self.statement: list[str] = []
         self.statement_start = -1
         self.skipping = 0
+        self.initializing = 0
         self.body: tuple[str, str, str, int] | None = None
         self.last: tuple[_Scope, int] | None = None
         self.undocumented: dict[tuple[str, ...], list[tuple[str, str]]] = {}
@@ -143,18 +109,18 @@ class _Headers:
         doc, self.doc = self.doc, ""
         if not text or text.startswith(("friend ", "using namespace", "static_assert")) or len(text) > 4000:
             return
-        symbol, extra = self._declared_name(text)
+        symbol = declared_name(text)
         if not symbol:
             return
         inside = self.scopes[-1] if self.scopes else None
-        if inside is not None and inside.kind == "type" and "(" not in text:
+        if inside is not None and inside.kind == "type" and ("(" not in text or text.startswith("using ")):
             inside.items.append((symbol, text + ";", doccomment.clean(doc) if doc else ""))
             self.last = (inside, len(inside.items) - 1)
             return
         signature = statement.strip("\n") + ";"
         if doc:
-            self._emit(self._qualified(symbol), signature, doc, extra)
-        elif "(" in text and not symbol.startswith("operator"):
+            self._emit(self._qualified(symbol), signature, doc)
+        elif "(" in text and not symbol.startswith("operator") and re.match(r"[A-Za-z_\[~:]", text):
             self._undocumented(self._qualified(symbol), text + ";")
 
     def _undocumented(self, symbol: str, signature: str) -> None:
@@ -162,37 +128,23 @@ class _Headers:
             scope = tuple(s.name for s in self.scopes if s.name)
             self.undocumented.setdefault(scope, []).append((symbol, signature))
 
-    @staticmethod
-    def _declared_name(text: str) -> tuple[str, tuple[str, ...]]:
-        if text.startswith("using ") and "=" in text:
-            return text[6:].split("=")[0].strip(), ()
-        if text.startswith("typedef "):
-            pointer = re.search(r"\(\s*\w*\s*\*\s*(\w+)\s*\)", text)
-            names = _NAME.findall(re.sub(r"\[[^\]]*\]", "", text))
-            return (pointer.group(1) if pointer else names[-1]), ()
-        if "(" in text:
-            return function_name(text), ()
-        plain = re.sub(r"=.*|\[[^\]]*\]|:\s*\d+\s*$", "", _template_free(text), flags=re.DOTALL)
-        names = _NAME.findall(plain)
-        return (names[-1] if names else ""), ()
-
     def _open(self, start: int, position: int) -> None:
         statement = "".join(self.statement)
         text = " ".join(_ACCESS.sub("", statement).split())
-        bare = _template_free(text)
+        bare = template_free(text)
         kind, name = "body", ""
-        match = _TYPE.search(bare)
+        match = TYPE.search(bare)
         before_paren = bare.split("(")[0] if match else ""
         if bare.startswith('extern "C"') or (text == "" and not self.scopes):
             kind = "plain"
         elif match and (match.start() < len(before_paren) and not function_name(bare[: match.start()] or " ")):
             head = match.group(1)
             if head == "namespace":
-                names = _NAME.findall(bare[match.end() :])
+                names = NAME.findall(bare[match.end() :])
                 kind, name = "namespace", ("::".join(n for n in names if n != "inline") if names else "")
             else:
                 kind = "enum" if head.startswith("enum") else "type"
-                name = _type_name(bare, match.end())
+                name = type_name(bare, match.end())
                 if function_name(bare) and bare.rstrip().endswith(")") and ":" not in bare and "alignas" not in bare:
                     kind = "body" if not re.search(r"__align__|__declspec|__attribute__", bare) else kind
         scope = _Scope(kind, name, self.doc if kind in ("type", "enum") else "", text, start=start)
@@ -225,7 +177,7 @@ class _Headers:
         scope = self.scopes.pop()
         if scope.kind not in ("type", "enum"):
             return
-        aliases = [n for n in _NAME.findall(tail) if not n.isupper()] if "typedef" in scope.head else []
+        aliases = [n for n in NAME.findall(tail) if not n.isupper()] if "typedef" in scope.head else []
         name = aliases[-1] if aliases else scope.name
         if not name or not (scope.items or scope.doc) or self._is_internal():
             return
@@ -335,7 +287,7 @@ class _Headers:
         """Scan the file and return its chunks in reading order, undocumented declarations last."""
         position = 0
         for match in _SCAN.finditer(self.text):
-            if not self.skipping:
+            if not self.skipping and not self.initializing:
                 self._code(self.text[position : match.start()], position)
             position = match.end()
             group, value = match.lastgroup, match.group()
@@ -344,7 +296,7 @@ class _Headers:
             elif group == "cpp":
                 self._preprocessor(value)
             elif group == "string":
-                if not self.skipping:
+                if not self.skipping and not self.initializing:
                     self._code(value, match.start())
             else:
                 self._mark(value, match.start())
@@ -358,6 +310,9 @@ class _Headers:
             self.statement.append(piece)
 
     def _mark(self, mark: str, position: int) -> None:
+        if self.initializing:
+            self.initializing += {"{": 1, "}": -1}.get(mark, 0)
+            return
         if self.skipping:
             self.skipping += {"{": 1, "}": -1}.get(mark, 0)
             if self.skipping == 0:
@@ -367,6 +322,9 @@ class _Headers:
         in_enum = bool(self.scopes) and self.scopes[-1].kind == "enum"
         if mark == "," and not in_enum:
             self.statement.append(",")
+        elif mark == "{" and is_initializer("".join(self.statement)):
+            self.initializing = 1
+            self.statement.append("{}")
         elif mark == "{":
             self._open(self.statement_start if self.statement_start >= 0 else position, position)
         elif mark == ";":
@@ -383,7 +341,7 @@ class _Headers:
 
     def _enumerator(self, statement: str) -> None:
         text = " ".join(statement.split())
-        name = _NAME.match(text)
+        name = NAME.match(text)
         doc, self.doc = self.doc, ""
         if name:
             scope = self.scopes[-1]
