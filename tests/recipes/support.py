@@ -103,6 +103,7 @@ def twins(module: Any, task: Task) -> tuple[nn.Module, nn.Module, Reference]:
     new = module.ModelNew(*reference.init_inputs())
     if reference.dtype is not None:
         new = new.to(reference.dtype)
+    new = new.to(reference.device)
     new.train(model.training)
     generator = torch.Generator().manual_seed(5)
     for name, value in model.state_dict().items():

@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from stitchcuda.program.model import ENTRY, Manifest, Program
 from stitchcuda.recipes.base import Call, New, Rewriter, Slot, Workspace, is_launch, joined, tidy
-from stitchcuda.recipes.capture import CaptureError, State
+from stitchcuda.recipes.capture import CaptureError
 from stitchcuda.recipes.normalise import is_impure, storage_roots, tensor, writes
 from stitchcuda.recipes.reuse import reuse_memory
 from stitchcuda.recipes.source import kept_source
@@ -186,7 +186,7 @@ class Printer:
         needed = {source for node in nodes if node not in hoisted for source in node.all_input_nodes}
         for node in nodes:
             if node in self.captured.states and (node in needed or any(user in hoisted for user in node.users)):
-                self.out.prepare.append(f"{self.names[node]} = {_state(self.captured.states[node])}")
+                self.out.prepare.append(f"{self.names[node]} = {self._state(node)}")
             elif node in hoisted:
                 self.out.prepare += self._statement(node)
             if node in needed and (node in hoisted or node in self.captured.states):
@@ -323,6 +323,15 @@ class Printer:
     def _device(self) -> str:
         return repr(self.rewriter.target)
 
+    def _state(self, node: fx.Node) -> str:
+        state = self.captured.states[node]
+        if state.value is None:
+            return f'_state(self, "{state.path}")'
+        value = tensor(node)
+        on_host = self.captured.device != "cpu" and value is not None and value.device.type == "cpu"
+        device = "'cpu'" if on_host else self._device()
+        return f"torch.tensor({state.value.tolist()!r}, dtype={state.value.dtype}, device={device})"
+
     def _returned(self, output: fx.Node) -> str:
         leaves = output.args[0]
         values = list(leaves) if isinstance(leaves, list | tuple) else [leaves]
@@ -400,12 +409,6 @@ def slot_paths(spec: Any, parameters: list[str]) -> list[str]:
     for name, value in keywords.items():
         walk(value, name)
     return [found[str(i)] for i in range(spec.num_leaves)]
-
-
-def _state(state: State) -> str:
-    if state.value is None:
-        return f'_state(self, "{state.path}")'
-    return f"torch.tensor({state.value.tolist()!r}, dtype={state.value.dtype}, device=next(self.parameters()).device)"
 
 
 def _target(node: fx.Node) -> str:

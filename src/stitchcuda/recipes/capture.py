@@ -8,6 +8,8 @@ attention stay whole. Each tensor node carries a fake tensor in ``meta["val"]``.
 from __future__ import annotations
 
 import inspect
+import re
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -127,8 +129,26 @@ def _build(task: Task, fake: bool, trace: Trace) -> Captured:
             if task.mode is not None:
                 model.train(task.mode == "train")
             inputs = cast_and_move(reference.inputs(seed=0), dtype=reference.dtype, device=None)
-        with quick_shapes():
-            return trace(model, inputs, device)
+        before = {path: id(value) for path, value in _attributes(model)}
+        with quick_shapes(), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            captured = trace(model, inputs, device)
+    _refuse_assignments(model, before, [str(warning.message) for warning in caught])
+    return captured
+
+
+def _refuse_assignments(model: nn.Module, before: dict[str, int], warned: list[str]) -> None:
+    """A forward that replaces a tensor kept as a plain attribute has state that no graph shows."""
+    replaced = {path for path, value in _attributes(model) if before.get(path) != id(value)}
+    for text in warned:
+        if "assigned during export" in text:
+            replaced |= set(re.findall(r"self\.([\w.]+)", text.split("were assigned")[0].split("was assigned")[0]))
+    replaced = {path for path in replaced if "_flat_weights" not in path}
+    if replaced:
+        raise CaptureError(
+            f"forward replaces self.{min(replaced)}, a tensor kept as a plain attribute; "
+            "register it as a buffer to have it treated as state"
+        )
 
 
 def _place(model: nn.Module, device: str, dtype: torch.dtype | None) -> None:
@@ -168,12 +188,17 @@ def _forward_parameters(model: nn.Module, count: int) -> list[str]:
 
 def _tensor_attributes(model: nn.Module) -> dict[int, str]:
     """Dotted names of tensors kept as plain attributes, by identity."""
-    found = {}
-    for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor):
-                found[id(value)] = f"{prefix}.{name}" if prefix else name
-    return found
+    return {id(value): path for path, value in _attributes(model)}
+
+
+def _attributes(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tensors kept as plain attributes, with their dotted names."""
+    return [
+        (f"{prefix}.{name}" if prefix else name, value)
+        for prefix, module in model.named_modules()
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    ]
 
 
 def _export(model: nn.Module, inputs: list[Any], device: str) -> Captured:

@@ -46,7 +46,7 @@ class Concat(Recipe):
                 self._rewrite(rewriter, node, parts, dim)
 
     def _computed(self, rewriter: Rewriter, part: fx.Node) -> bool:
-        if len(part.users) != 1:
+        if len(part.users) != 1 or op_name(part) in ("copy_", "clone", "contiguous"):
             return False
         return is_pointwise(part, rewriter.target) or trailing(part) is not None
 

@@ -14,13 +14,16 @@ from torch import fx
 
 from stitchcuda.recipes.base import Gain, Rewriter
 from stitchcuda.recipes.lower import lower
-from stitchcuda.recipes.normalise import op_name, tensor
+from stitchcuda.recipes.normalise import op_name, storage_roots, tensor
 from stitchcuda.recipes.reuse import fixed_nodes
 from stitchcuda.recipes.rowwise import eager_reads, trailing
 from stitchcuda.recipes.scalar import is_pointwise
 
 MAX_TENSORS = 14
 """Tensor arguments of one kernel."""
+
+LAYOUT_VARIES = {"scaled_dot_product_attention"}
+"""The result's strides depend on the backend that the device picks, so no kernel can be generated to read it."""
 
 
 @dataclass(eq=False)
@@ -63,8 +66,11 @@ def find_groups(rewriter: Rewriter, *, rows: bool) -> list[Group]:
     nodes = list(rewriter.graph.nodes)
     finder = _Finder(nodes)
     fixed = fixed_nodes(rewriter)
+    roots = storage_roots(rewriter.graph)
     for node in nodes:
         if node.op != "call_function" or not node.all_input_nodes or node in fixed:
+            continue
+        if any(op_name(roots[source]) in LAYOUT_VARIES for source in node.all_input_nodes):
             continue
         inner = trailing(node) if rows else None
         value = tensor(node)

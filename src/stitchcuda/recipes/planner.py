@@ -53,7 +53,8 @@ class RecipePlanner:
 
     def _unreadable(self, request: PlanRequest, bottleneck: str, reason: str) -> Plan:
         """The forward is no graph to read; on cuda it may still be captured while it runs."""
-        quiet = not request.facts.stochastic and request.task.residence == "device"
+        facts = request.facts
+        quiet = not facts.stochastic and not facts.mutates_state and request.task.residence == "device"
         tried = any(attempt.idea == "host only" for attempt in request.attempts)
         if request.device.target.kind != "cuda" or not quiet or tried:
             return Plan(summary=f"No rewrite found: {reason}", bottleneck=bottleneck)

@@ -1,0 +1,96 @@
+"""The recipes' CUDA programs on a GPU: as accurate as eager, graphs and state included."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.recipes.support import assert_accurate, loaded, make_task, model_source, twins, written
+from tests.recipes.test_fusion import random_forward
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+
+FUSION = ("pointwise", "row_reduction", "epilogue", "concat", "pool_first", "batch_norm_folding")
+NET = "self.conv = nn.Conv2d(3, 6, 3)\nself.norm = nn.BatchNorm2d(6)\nself.head = nn.Linear(6, 5)"
+FORWARD = "x = F.silu(self.norm(self.conv(a))) * 2\nreturn self.head(x.mean((2, 3)))"
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("graph", [False, True])
+def test_random_graphs_are_as_accurate_as_eager(cache: Path, seed: int, graph: bool) -> None:
+    source = model_source(random_forward(random.Random(seed)), [(4, 6, 24), (24,), (4, 1, 24)])
+    task = make_task(source, "cuda")
+    assert_accurate(task, written(task, (*FUSION, "cuda_graph") if graph else FUSION), cache, factor=6.0, floor=1e-6)
+
+
+@pytest.mark.parametrize("width", [5, 64, 3000, 9001, 40000])
+@pytest.mark.parametrize("rows", [3, 4000])
+def test_rows_of_every_width_and_number(cache: Path, width: int, rows: int) -> None:
+    forward = (
+        "x = a * b\nreturn F.softmax(x, -1), F.layer_norm(x + 1, (a.shape[-1],)), x.amax(-1), torch.logsumexp(x, -1)"
+    )
+    task = make_task(model_source(forward, [(rows, width), (width,)]), "cuda")
+    assert_accurate(task, written(task, FUSION), cache, factor=6.0, floor=1e-6)
+
+
+def test_strided_broadcast_and_offset_inputs(cache: Path) -> None:
+    forward = "return torch.relu(a.transpose(1, 2) * b + c[:, :, 1:]) * d"
+    task = make_task(model_source(forward, [(3, 20, 12), (12, 1), (3, 12, 21), (20,)]), "cuda")
+    assert_accurate(task, written(task, FUSION), cache)
+
+
+def test_concatenation_bias_and_pooling(cache: Path) -> None:
+    forward = """
+    x = F.max_pool2d(F.relu(self.stem(a)), 3, 2)
+    x = torch.cat([F.relu(self.one(x)), F.relu(self.three(x))], 1)
+    return F.adaptive_avg_pool2d(F.relu(self.last(x)), 1).flatten(1)
+    """
+    init = """
+    self.stem = nn.Conv2d(3, 8, 3)
+    self.one = nn.Conv2d(8, 6, 1)
+    self.three = nn.Conv2d(8, 10, 3, padding=1)
+    self.last = nn.Conv2d(16, 7, 1)
+    """
+    task = make_task(model_source(forward, [(4, 3, 33, 33)], init), "cuda")
+    assert_accurate(task, written(task, FUSION), cache, factor=6.0, floor=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sixteen_bit_types(cache: Path, precision: str) -> None:
+    forward = "x = F.gelu(a) * b + 0.5\nreturn F.layer_norm(x, (48,)) * 2"
+    task = make_task(model_source(forward, [(20, 48), (20, 48)]), "cuda", precision=precision)  # type: ignore[arg-type]
+    assert_accurate(task, written(task, FUSION), cache, factor=1.1, floor=0.0)
+
+
+def test_a_graph_updates_state_once_a_call_and_its_results_outlive_the_next(cache: Path) -> None:
+    task = make_task(model_source(FORWARD, [(2, 3, 9, 9)], NET), "cuda")
+    with loaded(written(task, (*FUSION, "cuda_graph")), task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        results = []
+        for seed in range(3):
+            (a,) = reference.inputs(seed=seed)
+            results.append((new(a), model(a)))
+        for mine, expected in results:
+            torch.testing.assert_close(mine, expected, rtol=1e-4, atol=1e-5)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(new.state_dict()[name], value)
+
+
+def test_host_inputs_go_through_pinned_memory(cache: Path) -> None:
+    source = model_source(
+        "x = a.to(self.w.device)\nreturn (x * self.w).tanh() + 1",
+        [(3000, 700)],
+        "self.w = nn.Parameter(torch.randn(700))",
+    )
+    task = make_task(source, "cuda").model_copy(update={"residence": "host"})
+    program = written(task, (*FUSION, "host_overlap", "cuda_graph"))
+    assert "_send(self" in program.files["program.py"]
+    with loaded(program, task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        for seed in range(3):
+            (a,) = reference.inputs(seed=seed)
+            assert a.device.type == "cpu"
+            torch.testing.assert_close(new(a), model(a), rtol=1e-5, atol=1e-6)
