@@ -44,6 +44,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> Finished:
     (home / "small.py").write_text(TASK)
     with ScriptedEndpoint(script(ideas={"in place": [WRONG, GOOD], "clamp": [RAISES, OTHER]})) as endpoint:
         model = ("--model", "openai:scripted", "--base-url", endpoint.base_url)
-        done = stitchcuda("optimize", "small.py", *model, *QUICK, "--json", cache=cache, cwd=home)
+        done = stitchcuda(
+            "optimize", "small.py", *model, *QUICK, "--confirm", "publish", "--json", cache=cache, cwd=home
+        )
         assert done.returncode == 0, done.stderr
         return Finished(home, the_run(home), json.loads(done.stdout), endpoint.count, done.stdout + done.stderr)

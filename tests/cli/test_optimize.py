@@ -19,7 +19,7 @@ def test_a_model_takes_a_task_to_a_confirmed_program(finished: Finished) -> None
     summary = finished.summary
     assert summary["status"] == "correct"
     assert summary["mind"] == "openai:scripted"
-    assert summary["tier"] == "screen"
+    assert summary["tier"] == "publish"
     assert summary["speedup"]["eager"] > 1.2
     assert summary["speedup"]["over_best"] == summary["over_best"] > 0
     assert set(summary["seconds"]) >= {"program", "eager", "compile"}

@@ -53,7 +53,7 @@ def test_a_run_cut_at_any_line_ends_as_if_it_had_not_been(tmp_path: Path) -> Non
     journal = (whole.path / NAME).read_bytes()
     ends = [n + 1 for n, byte in enumerate(journal) if byte == ord("\n")]
     draw = random.Random(7)
-    cuts = [0, *ends, *draw.sample(range(len(journal)), 40)]
+    cuts = [0, *ends, *draw.sample(range(len(journal)), 15)]
     for cut in cuts:
         folder = new_folder(tmp_path, SETTINGS)
         (folder.path / NAME).write_bytes(journal[:cut])

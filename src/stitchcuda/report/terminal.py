@@ -23,7 +23,7 @@ from stitchcuda.workflow import events
 from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.result import Result
 
-QUIET = frozenset({"select", "report", "approve"})
+QUIET = frozenset({"base", "select", "report", "approve"})
 """States that pass in no time and get no line of their own."""
 ROWS = 12
 """Attempts on the live screen; older ones scroll out."""
@@ -48,19 +48,20 @@ def times(value: float | None) -> str:
 
 
 def spent_text(spent: Spent, limits: Limits | None, *, paid: bool) -> str:
-    """What is used of the budget, on one line."""
+    """What is used, and of what, on one line."""
 
-    def of(used: str, bound: str, limit: float) -> str:
-        return f"{used} of {bound}" if limit else used
+    def of(used: str, limit: str, bounded: float) -> str:
+        return f"{used} of {limit}" if bounded else used
 
     limits = limits or Limits(iterations=0, seconds=0, tokens=0, usd=0)
     parts = [
-        of(f"{spent.iterations}", f"{limits.iterations} candidates", limits.iterations),
+        of(f"{spent.iterations}", f"{limits.iterations}", limits.iterations) + " candidates",
         of(seconds_text(spent.seconds), seconds_text(limits.seconds), limits.seconds),
     ]
     if paid or spent.requests:
         tokens = spent.input_tokens + spent.output_tokens
-        parts.append(of(f"{tokens:,}", f"{limits.tokens:,} tokens", limits.tokens))
+        parts.append(f"{spent.requests} requests")
+        parts.append(of(f"{tokens:,}", f"{limits.tokens:,}", limits.tokens) + " tokens")
         parts.append(of(f"${spent.usd:.2f}", f"${limits.usd:.2f}", limits.usd))
     return ", ".join(parts)
 

@@ -171,7 +171,10 @@ class Machine:
 
     def _baselines(self) -> State:
         stocked = self.journal.effect("baselines", Stocked, lambda: Stocked(timings=self.bench.baselines()))
-        self.stock = {name: timing.median for name, timing in stocked.timings.items()}
+        self.stock = {name: timing.median for name, timing in stocked.timings.items() if timing.n}
+        for name, timing in stocked.timings.items():
+            if not timing.n:
+                self.sink.emit(events.Notice(f"stock option {name} is out: {timing.note}", self.journal.replaying))
         self.sink.emit(events.BaselinesMeasured(self.stock))
         return State.REFERENCE
 

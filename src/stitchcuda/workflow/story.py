@@ -75,7 +75,7 @@ class _Teller:
                 self.device = effects.Prepared.model_validate(record.data).device.name
             case "baselines":
                 timings = effects.Stocked.model_validate(record.data).timings
-                self.baselines = {name: timing.median for name, timing in timings.items()}
+                self.baselines = {name: timing.median for name, timing in timings.items() if timing.n}
             case "profile" if record.node.startswith("reference"):
                 self.reference = effects.Profiled.model_validate(record.data).profile
             case "plan":

@@ -70,7 +70,7 @@ def sum_up(ending: Ending) -> Result:
             "tier": evaluation.tier,
             "over_best": evaluation.speedup.get("over_best"),
             "speedup": dict(evaluation.speedup),
-            "seconds": {name: timing.median for name, timing in evaluation.timings.items()},
+            "seconds": {name: timing.median for name, timing in evaluation.timings.items() if timing.n},
             "census": evaluation.census,
             "sol": evaluation.sol,
             "labels": list(evaluation.labels),
