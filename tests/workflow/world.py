@@ -213,7 +213,7 @@ def go(
     *,
     settings: RunConfig | None = None,
     bench: ToyBench | None = None,
-    ear: Ear | None = None,
+    ear: events.EventSink | None = None,
     base: Program | None = None,
     ask: Ask = later,
     resumed: bool = False,

@@ -111,7 +111,7 @@ def result_lines(result: Result, profile: Profile | None) -> list[str]:
         stock = {n: s for n, s in result.seconds.items() if n != "program"}
         lines.append(f"over best stock   {times(result.over_best) or 'not measured'}")
         for name, value in stock.items():
-            lines.append(f"over {name:<24} {times(result.speedup.get(name)):>7}   ({seconds_text(value)})")
+            lines.append(f"  over {name:<24}{times(result.speedup.get(name)):>8}   {seconds_text(value):>9}")
         if "program" in result.seconds:
             lines.append(f"program           {seconds_text(result.seconds['program'])}, tier {result.tier}")
         if result.census is not None:
@@ -150,9 +150,6 @@ class TerminalView:
         self.console = console
         self.limits = limits
         self.paid = paid
-        self._live = (
-            Live(console=console, refresh_per_second=4, get_renderable=self._screen, transient=True) if live else None
-        )
         self._begun = time.monotonic()
         self._title = ""
         self._state = "starting"
@@ -164,6 +161,9 @@ class TerminalView:
         self._spent = Spent()
         self._notice = ""
         self._spinner = Spinner("dots")
+        self._live = (
+            Live(console=console, refresh_per_second=4, get_renderable=self._screen, transient=True) if live else None
+        )
 
     def __enter__(self) -> Self:
         if self._live is not None:
