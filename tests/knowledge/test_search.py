@@ -213,3 +213,20 @@ def test_a_writer_killed_half_way_leaves_a_whole_index(tmp_path: Path, documents
     assert report.added + report.unchanged == 300
     assert store.totals()[0] == 6000
     store.close()
+
+
+def test_processes_that_start_together_share_one_new_index(tmp_path: Path) -> None:
+    path = tmp_path / "fresh" / "index.sqlite"
+    code = (
+        "import sys; from pathlib import Path; from stitchcuda.knowledge import Searcher, open_index;"
+        "print(len(Searcher(open_index(Path(sys.argv[1]))).search('coalesced access')))"
+    )
+    command = [sys.executable, "-c", code, str(path)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(5)]
+    for process in processes:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert int(out) > 0
+    store = Store(path)
+    assert [source.uri for source in store.sources()] == ["notes"]
+    store.close()

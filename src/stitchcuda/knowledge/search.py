@@ -47,6 +47,7 @@ SIBLING = 0.97
 DEPRECATED = 0.8
 """Factor on what says that it is deprecated: the reader should meet its successor first."""
 MAX_TERMS = 18
+_LONGEST_QUERY = 4000
 
 
 def _quote(term: str) -> str:
@@ -90,6 +91,7 @@ class Searcher:
         of them, ``kinds`` those of these kinds; ``exclude`` leaves out chunks by id. Raises ValueError for an
         unknown architecture.
         """
+        query = query[:_LONGEST_QUERY]
         total, mean_length = self._totals()
         if total == 0 or not query.strip():
             return []
