@@ -86,6 +86,13 @@ def test_copies_on_a_cpu_are_memory_traffic_not_a_copy_bound() -> None:
     assert judge(line, [kernel("aten::copy_", 6e-3, 0.67, 4)], CPU, None).bottleneck == "memory_bound"
 
 
+def test_matrix_products_are_compute_bound_unless_counted_flop_say_otherwise() -> None:
+    line, kernels = timeline(10e-3, 10e-3, 9), [kernel("sgemm", 6e-3, 0.6, 5), kernel("aten::mul", 4e-3, 0.4, 4)]
+    assert judge(line, kernels, GPU, Work(bytes=1e9)).bottleneck == "compute_bound"
+    assert judge(line, kernels, GPU, Work(bytes=1e9, flops=50e9)).bottleneck == "compute_bound"
+    assert judge(line, kernels, GPU, Work(bytes=8e9, flops=1e9)).bottleneck == "memory_bound"
+
+
 def test_bounds_need_ceilings_and_work() -> None:
     assert bounds(GPU, None).largest == 0
     assert bounds(GPU.model_copy(update={"ceilings": None}), Work(1e9)).largest == 0

@@ -36,7 +36,7 @@ class Work:
     bytes: float
     """Inputs, outputs and parameters, each moved once."""
     flops: float = 0.0
-    """Floating-point operations of matrix products and convolutions."""
+    """Floating-point operations of matrix products and convolutions; 0 where they were not counted."""
     precision: Precision = "fp32"
     """Which matrix rate of the device's ceilings applies."""
 
@@ -70,7 +70,7 @@ def bounds(device: Device | None, work: Work | None) -> Bounds:
     bandwidth, rate = ceilings.copy_bytes_per_second, ceilings.flops_per_second.get(work.precision, 0.0)
     return Bounds(
         memory=work.bytes / bandwidth if bandwidth > 0 else None,
-        compute=work.flops / rate if rate > 0 else None,
+        compute=work.flops / rate if rate > 0 and work.flops > 0 else None,
     )
 
 
@@ -144,9 +144,12 @@ def _by_work(busy: float, family_shares: dict[Family, float], limit: Bounds, uni
     matrix = family_shares.get("matrix", 0.0)
     moving = sum(family_shares.get(kind, 0.0) for kind in ("pointwise", "reduction", "copy"))
     known = f"; {roofline}" if limit.largest > 0 else ""
-    if matrix >= FAMILY_SHARE and memory <= compute:
+    if matrix >= FAMILY_SHARE:
+        # Products of few rows move their weights more than they compute; that shows once FLOP are counted.
+        skinny = limit.compute is not None and memory > compute
         return Verdict(
-            "compute_bound", f"matrix products and convolutions take {matrix:.0%} of {milliseconds(busy)} busy{known}"
+            "memory_bound" if skinny else "compute_bound",
+            f"matrix products and convolutions take {matrix:.0%} of {milliseconds(busy)} busy{known}",
         )
     if moving >= FAMILY_SHARE:
         return Verdict(
@@ -154,11 +157,11 @@ def _by_work(busy: float, family_shares: dict[Family, float], limit: Bounds, uni
             f"pointwise, reduction and copy {unit}, which move bytes more than they compute, take {moving:.0%}"
             f" of {milliseconds(busy)} busy{known}",
         )
-    if limit.largest > 0:
-        return Verdict(binds, f"{roofline}, of {milliseconds(busy)} busy")
     if matrix or moving:
         return Verdict(
             "compute_bound" if matrix >= moving else "memory_bound",
-            f"matrix {unit} take {matrix:.0%} and byte-moving {unit} {moving:.0%} of {milliseconds(busy)} busy",
+            f"matrix {unit} take {matrix:.0%} and byte-moving {unit} {moving:.0%} of {milliseconds(busy)} busy{known}",
         )
+    if limit.largest > 0:
+        return Verdict(binds, f"{roofline}, of {milliseconds(busy)} busy")
     return Verdict("unknown", f"{milliseconds(busy)} busy in {unit} whose names tell nothing and no measured ceilings")
