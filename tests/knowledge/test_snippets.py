@@ -116,6 +116,7 @@ def test_another_architecture_is_left_out(store: Store, tmp_path: Path) -> None:
     add_run(store, make_run(tmp_path / "one"))
     assert find_snippets(store, LINEAR_GELU, target="sm_90a")
     assert not find_snippets(store, LINEAR_GELU, target="sm_80")
+    assert not find_snippets(store, LINEAR_GELU, target="cpu")
 
 
 def test_nearer_shapes_come_first(store: Store, tmp_path: Path) -> None:

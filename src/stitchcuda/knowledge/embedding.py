@@ -47,12 +47,14 @@ def _unit(matrix: Vectors) -> Vectors:
 class LocalEmbedder:
     """A sentence-transformers model from a folder on this machine; nothing is downloaded.
 
+    Passages are read up to ``max_tokens`` tokens (the title path comes first): more costs time in proportion.
+
     Raises ``ToolMissing`` without the package, ``KnowledgeError`` when the folder holds no such model.
     """
 
     weight = 0.5
 
-    def __init__(self, folder: Path, *, max_tokens: int = 256) -> None:
+    def __init__(self, folder: Path, *, max_tokens: int = 128) -> None:
         if not (folder / "modules.json").is_file():
             raise KnowledgeError(
                 f"{folder} holds no sentence-transformers model (modules.json is missing); give such a folder, "

@@ -123,13 +123,13 @@ def add_run(store: Store, run: Path) -> AddReport:
     speedup = {k: round(v, 3) for k, v in (summary.get("speedup") or {}).items() if isinstance(v, (int, float))}
     lines = [
         f"Measured: {over_best:.2f} times as fast as the best stock option of the same precision class.",
-        "Speedups: " + ", ".join(f"{value} over {key}" for key, value in speedup.items()) + ".",
+        "Over the stock options: " + ", ".join(f"{k} {v}" for k, v in speedup.items() if k != "over_best") + ".",
         "Conditions: " + ", ".join(f"{key} {value}" for key, value in conditions.items()) + ".",
         f"Operators: {', '.join(operators)}.",
         f"Input shapes: {', '.join(str(tuple(s)) for s in shapes) or 'not recorded'}.",
     ]
     title = (f"Verified program for {name}",)
-    tags = Tags(arch=normalize_arch([target.split(":")[-1]]) if "sm_" in target else ())
+    tags = Tags(arch=normalize_arch([target]) if target.startswith("sm_") else ())
     chunk = Chunk(title, "\n".join(lines) + "\n\n" + text, "snippet", tags=tags, anchor="program")
     fingerprint = fingerprint_of(source)
     facts = {"task": name, "speedup": speedup, "program": program_digest, **conditions}
@@ -151,6 +151,11 @@ def add_run(store: Store, run: Path) -> AddReport:
             ),
         )
     return AddReport(uri, added=int(not again), replaced=int(again), chunks=1)
+
+
+def _normal_target(target: str) -> str:
+    """``cpu``, or the architecture as tags write it."""
+    return normalize_arch([target])[0] if target.startswith("sm_") else target
 
 
 def _pattern_likeness(wanted: Sequence[str], have: Sequence[str]) -> float:
@@ -185,20 +190,20 @@ def find_snippets(
 ) -> list[tuple[int, float]]:
     """Chunk ids of snippets with likeness, the likest first.
 
-    ``target``: an architecture such as ``sm_90``; snippets measured on another are left out. ``exclude``: task
-    digests and fingerprints that must not come back.
+    ``target``: ``cpu`` or an architecture such as ``sm_90``; snippets measured on another are left out.
+    ``exclude``: task digests and fingerprints that must not come back.
     """
     banned = frozenset(exclude)
     wanted = shape_class(shapes)
     rows = store.connection.execute(
-        "SELECT s.chunk, s.digest, s.fingerprint, s.operators, s.shapes, s.speedup, t.arch FROM snippets s "
-        "JOIN chunks c ON c.id = s.chunk JOIN tagsets t ON t.id = c.tagset"
+        "SELECT chunk, digest, fingerprint, operators, shapes, speedup, facts FROM snippets"
     )
     scored: list[tuple[int, float]] = []
-    for chunk, digest, fingerprint, have_operators, have_shapes, speedup, arch in rows:
+    for chunk, digest, fingerprint, have_operators, have_shapes, speedup, facts in rows:
         if digest in banned or fingerprint in banned:
             continue
-        if target and arch and arch not in normalize_arch([target]):
+        measured_on = _normal_target(str(json.loads(facts).get("target", "")))
+        if target and measured_on and measured_on != _normal_target(target):
             continue
         likeness = _pattern_likeness(operators, json.loads(have_operators))
         if likeness < minimum:
