@@ -23,37 +23,53 @@ def register(app: typer.Typer) -> None:
 
 def optimize(
     task: str = typer.Argument(..., metavar="TASK", help="a .py file, or kernelbench:LEVEL/ID"),
-    target: str = typer.Option("auto", help="auto, cuda or cpu"),
-    precision: str | None = typer.Option(None, help="fp32 (strict), tf32, fp16 or bf16; default: the task's own"),
-    root: Path | None = typer.Option(None, help="KernelBench's checkout or Parquet folder"),
-    inputs: Path | None = typer.Option(None, help="real inputs, saved by torch.save"),
-    checkpoint: Path | None = typer.Option(None, help="real weights"),
-    submodule: str | None = typer.Option(None, help="optimise only this part of the model"),
-    model: str = typer.Option("recipes", help="recipes (no key needed), or PROVIDER:NAME"),
-    planner_model: str | None = typer.Option(None, help="another model for the Planner"),
-    coder_model: str | None = typer.Option(None, help="another model for drafts"),
-    repair_model: str | None = typer.Option(None, help="another model for repairs"),
-    verifier_model: str | None = typer.Option(None, help="another model for the Verifier"),
-    base_url: str | None = typer.Option(None, help="an OpenAI-compatible endpoint"),
-    budget: str = typer.Option("standard", help="preset: quick, standard or deep"),
-    iterations: int | None = typer.Option(None, help="at most so many candidate programs, repairs not counted"),
-    seconds: float | None = typer.Option(None, help="at most so much wall time, seconds"),
-    tokens: int | None = typer.Option(None, help="at most so many tokens"),
-    budget_usd: float | None = typer.Option(None, help="at most so many dollars"),
-    target_speedup: float | None = typer.Option(None, help="stop at this speedup over the best stock option"),
-    sol_fraction: float = typer.Option(0.8, help="stop at this fraction of the hardware's bound"),
-    beam: int | None = typer.Option(None, help="ideas kept alive"),
-    drafts: int | None = typer.Option(None, help="drafts per idea"),
-    repairs: int = typer.Option(3, help="repairs per candidate"),
-    replans: int | None = typer.Option(None, help="further plans when the first is used up"),
-    from_program: Path | None = typer.Option(None, "--from", metavar="PROGRAM", help="start from this program"),
-    approve_plan: bool = typer.Option(False, "--approve-plan", help="look at the plan, and edit it, first"),
-    compute: str = typer.Option("local", help="where evaluations run"),
-    confirm: str = typer.Option("publish", help="final check of the best program: publish, screen or none"),
-    out: Path = typer.Option(Path("runs"), help="folder of runs"),
-    yes: bool = typer.Option(False, "--yes", "-y", help="do not ask before paid work"),
-    no_live: bool = typer.Option(False, "--no-live", help="plain lines instead of a live screen"),
-    as_json: bool = typer.Option(False, "--json", help="print the summary object only"),
+    target: str = typer.Option("auto", help="auto, cuda or cpu", rich_help_panel="Task"),
+    precision: str | None = typer.Option(
+        None, help="fp32 (strict), tf32, fp16 or bf16; default: the task's own", rich_help_panel="Task"
+    ),
+    root: Path | None = typer.Option(None, help="KernelBench's checkout or Parquet folder", rich_help_panel="Task"),
+    inputs: Path | None = typer.Option(None, help="real inputs, saved by torch.save", rich_help_panel="Task"),
+    checkpoint: Path | None = typer.Option(None, help="real weights", rich_help_panel="Task"),
+    submodule: str | None = typer.Option(None, help="optimise only this part of the model", rich_help_panel="Task"),
+    model: str = typer.Option("recipes", help="recipes (no key needed), or PROVIDER:NAME", rich_help_panel="Mind"),
+    planner_model: str | None = typer.Option(None, help="another model for the Planner", rich_help_panel="Mind"),
+    coder_model: str | None = typer.Option(None, help="another model for drafts", rich_help_panel="Mind"),
+    repair_model: str | None = typer.Option(None, help="another model for repairs", rich_help_panel="Mind"),
+    verifier_model: str | None = typer.Option(None, help="another model for the Verifier", rich_help_panel="Mind"),
+    base_url: str | None = typer.Option(None, help="an OpenAI-compatible endpoint", rich_help_panel="Mind"),
+    budget: str = typer.Option("standard", help="preset: quick, standard or deep", rich_help_panel="Budget"),
+    iterations: int | None = typer.Option(
+        None, help="at most so many candidate programs, repairs not counted", rich_help_panel="Budget"
+    ),
+    seconds: float | None = typer.Option(None, help="at most so much wall time, seconds", rich_help_panel="Budget"),
+    tokens: int | None = typer.Option(None, help="at most so many tokens", rich_help_panel="Budget"),
+    budget_usd: float | None = typer.Option(None, help="at most so many dollars", rich_help_panel="Budget"),
+    target_speedup: float | None = typer.Option(
+        None, help="stop at this speedup over the best stock option", rich_help_panel="Budget"
+    ),
+    sol_fraction: float = typer.Option(
+        0.8, help="stop at this fraction of the hardware's bound", rich_help_panel="Budget"
+    ),
+    beam: int | None = typer.Option(None, help="ideas kept alive", rich_help_panel="Search"),
+    drafts: int | None = typer.Option(None, help="drafts per idea", rich_help_panel="Search"),
+    repairs: int = typer.Option(3, help="repairs per candidate", rich_help_panel="Search"),
+    replans: int | None = typer.Option(None, help="further plans when the first is used up", rich_help_panel="Search"),
+    from_program: Path | None = typer.Option(
+        None, "--from", metavar="PROGRAM", help="start from this program", rich_help_panel="Task"
+    ),
+    approve_plan: bool = typer.Option(
+        False, "--approve-plan", help="look at the plan, and edit it, first", rich_help_panel="Search"
+    ),
+    compute: str = typer.Option("local", help="where evaluations run", rich_help_panel="Search"),
+    confirm: str = typer.Option(
+        "publish", help="final check of the best program: publish, screen or none", rich_help_panel="Search"
+    ),
+    out: Path = typer.Option(Path("runs"), help="folder of runs", rich_help_panel="Output"),
+    yes: bool = typer.Option(False, "--yes", "-y", help="do not ask before paid work", rich_help_panel="Budget"),
+    no_live: bool = typer.Option(
+        False, "--no-live", help="plain lines instead of a live screen", rich_help_panel="Output"
+    ),
+    as_json: bool = typer.Option(False, "--json", help="print the summary object only", rich_help_panel="Output"),
 ) -> None:
     """Optimise TASK: plan, write, check, measure and profile until a faster program stands or the budget ends."""
     from stitchcuda.workflow.config import RunConfig

@@ -55,7 +55,8 @@ def spent_text(spent: Spent, limits: Limits | None, *, paid: bool) -> str:
 
     limits = limits or Limits(iterations=0, seconds=0, tokens=0, usd=0)
     parts = [
-        of(f"{spent.iterations}", f"{limits.iterations}", limits.iterations) + " candidates",
+        of(f"{spent.iterations}", f"{limits.iterations}", limits.iterations)
+        + (" candidate" if spent.iterations == 1 and not limits.iterations else " candidates"),
         of(seconds_text(spent.seconds), seconds_text(limits.seconds), limits.seconds),
     ]
     if paid or spent.requests:

@@ -7,6 +7,7 @@ Which program to write next is decided in ``search``; how effects are made durab
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Callable
 
@@ -144,7 +145,7 @@ class Machine:
     def _detail(self) -> str:
         title = TITLES[self.state]
         if self._branch is not None and self.state in (State.CODE, State.EVALUATE, State.PROFILE, State.VERIFY):
-            what = f"{self._branch.idea.name} / {self._branch.step.title}"
+            what = textwrap.shorten(f"{self._branch.idea.name} / {self._branch.step.title}", 80, placeholder=" ...")
             return f"{title} program {self._number + (self.state is State.CODE):03d}: {what}"
         return title
 
