@@ -158,6 +158,11 @@ class DepthwisePlan:
         return 128 if strips <= 512 else 256
 
     @property
+    def vector(self) -> int:
+        """Floats per input access."""
+        return 4 if self.width % 4 == 0 else 2 if self.width % 2 == 0 else 1
+
+    @property
     def supported(self) -> bool:
         """Whether a variant exists for these sizes."""
         return self.kernel in (3, 5) and self.stride in (1, 2) and self.strips <= 1024 and self.width >= 2
@@ -165,7 +170,7 @@ class DepthwisePlan:
     @property
     def launcher(self) -> str:
         """Name of the launcher of the convolution alone."""
-        return f"depthwise_k{self.kernel}s{self.stride}_g{self.group}"
+        return f"depthwise_k{self.kernel}s{self.stride}_g{self.group}_v{self.vector}"
 
     @property
     def arguments(self) -> list[Argument]:
@@ -182,7 +187,7 @@ class DepthwisePlan:
     def code(self) -> str:
         """The launcher's definition."""
         sizes = "int(batch), int(channels), int(height), int(width), int(tile_rows)"
-        variant = f"depthwise_by_tiles<{self.kernel}, {self.stride}, {self.group}>"
+        variant = f"depthwise_by_tiles<{self.kernel}, {self.stride}, {self.group}, {self.vector}>"
         call = f"{variant}(x, filter, bias, nullptr, NONE, out, nullptr, {sizes}, on)"
         return _define(self.launcher, self.arguments, call)
 
@@ -196,8 +201,8 @@ class NormDepthwisePlan:
 
     @property
     def vector(self) -> int:
-        """Floats per input access of the one-launch variant."""
-        return 4 if self.depthwise.width % 4 == 0 else 2 if self.depthwise.width % 2 == 0 else 1
+        """Floats per input access of a row."""
+        return self.depthwise.vector
 
     @property
     def fit(self) -> tuple[int, int]:
@@ -220,7 +225,7 @@ class NormDepthwisePlan:
         stem = f"batch_norm_depthwise_k{d.kernel}s{d.stride}"
         if items:
             return f"{stem}_v{self.vector}_i{items}"
-        return f"{stem}_g{d.group}_v{self._vectors[0]}{self._vectors[1]}"
+        return f"{stem}_g{d.group}_v{self._vectors[0]}{self.vector}{self._vectors[1]}"
 
     @property
     def workspace(self) -> int:
@@ -264,7 +269,8 @@ class NormDepthwisePlan:
             call = f"depthwise_by_channel<{d.kernel}, {d.stride}, {self.vector}, {items}>({common}, on)"
         else:
             v, out_v = self._vectors
-            call = f"norm_depthwise_by_chunks<{d.kernel}, {d.stride}, {d.group}, {v}, {out_v}>({common}, workspace, on)"
+            variant = f"norm_depthwise_by_chunks<{d.kernel}, {d.stride}, {d.group}, {v}, {self.vector}, {out_v}>"
+            call = f"{variant}({common}, workspace, on)"
         return _define(self.launcher, self.arguments, call)
 
 

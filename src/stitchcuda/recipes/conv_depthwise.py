@@ -72,7 +72,7 @@ class ConvDepthwise(Recipe):
     def _alone(self, rewriter: Rewriter, node: fx.Node, plan: DepthwisePlan) -> None:
         if plan.launcher in rewriter.disabled:
             return
-        launcher = declared_launcher(plan, 4 if plan.out_width % 4 == 0 else 1)
+        launcher = declared_launcher(plan, 4 if plan.out_width % 4 == 0 else plan.vector)
         rewriter.add_source(launcher.source, source([plan]))
         values: dict[str, Any] = {
             "x": node.args[0],

@@ -405,7 +405,7 @@ struct Tiles {
 };
 
 // Depthwise convolution of GROUP-thread tiles, optionally of act(norm(x)), optionally with partial moments of its output.
-template <int K, int STRIDE, int GROUP, int ITEMS>
+template <int K, int STRIDE, int GROUP, int V, int ITEMS>
 static __global__ void __launch_bounds__(GROUP < 128 ? 128 : GROUP)
     depthwise_tiles(const float* __restrict__ x, const float* __restrict__ filter, const float* __restrict__ bias,
                     const float* __restrict__ affine, int activation, float* __restrict__ out, float* __restrict__ partials,
@@ -425,17 +425,34 @@ static __global__ void __launch_bounds__(GROUP < 128 ? 128 : GROUP)
     const float* source = x + (long long)plane * g.height * g.width;
     Affine a = {1.f, 0.f, 0.f};
     if (affine) a = {affine[3 * channel], affine[3 * channel + 1], affine[3 * channel + 2]};
-    const Divisor by_pitch = g.units_per_row;
-#pragma unroll 8
-    for (int i = thread; i < g.rows * g.pitch; i += GROUP) {
-      const unsigned r = quotient(i, by_pitch);
-      const int row = first * STRIDE - PAD + (int)r, column = i - (int)(r * by_pitch.by) - 4;
-      float v = 0.f;
-      if (row >= 0 && row < g.height && column >= 0 && column < g.width) {
-        v = __ldg(source + row * g.width + column);
-        if (affine) v = activate(normalised(v, a), activation);
+    for (int r = thread; r < g.rows; r += GROUP) {
+      for (int c = 0; c < 4; ++c) window[r * g.pitch + c] = 0.f;
+      for (int c = 4 + g.width; c < g.pitch; ++c) window[r * g.pitch + c] = 0.f;
+    }
+    // Many loads at once, before the first of them is used: the latency of device memory is paid once a batch.
+    constexpr int AHEAD = V == 4 ? 8 : 12;
+    const Divisor by_units = g.units_per_row;
+    const int units = g.rows * (int)by_units.by;
+    for (int base = thread; base < units; base += GROUP * AHEAD) {
+      float v[AHEAD][V];
+#pragma unroll
+      for (int j = 0; j < AHEAD; ++j) {
+        const int i = base + j * GROUP;
+        const int r = (int)quotient(i, by_units), row = first * STRIDE - PAD + r;
+#pragma unroll
+        for (int e = 0; e < V; ++e) v[j][e] = 0.f;
+        if (i < units && row >= 0 && row < g.height) load<V>(source + row * g.width + (i - r * (int)by_units.by) * V, v[j]);
       }
-      window[i] = v;
+#pragma unroll
+      for (int j = 0; j < AHEAD; ++j) {
+        const int i = base + j * GROUP;
+        const int r = (int)quotient(i, by_units), row = first * STRIDE - PAD + r;
+        if (i >= units) continue;
+        if (affine && row >= 0 && row < g.height)
+#pragma unroll
+          for (int e = 0; e < V; ++e) v[j][e] = activate(normalised(v[j][e], a), activation);
+        store<V>(window + r * g.pitch + 4 + (i - r * (int)by_units.by) * V, v[j]);
+      }
     }
   }
   __syncthreads();
@@ -552,23 +569,23 @@ static int depthwise_by_channel(const float* x, const float* filter, float* out,
                first_activation, second, second_activation, g);
 }
 
-template <int K, int STRIDE, int GROUP>
+template <int K, int STRIDE, int GROUP, int V>
 static int depthwise_by_tiles(const float* x, const float* filter, const float* bias, const float* affine, int activation,
                               float* out, float* partials, int batch, int channels, int height, int width, int tile_rows,
                               cudaStream_t stream) {
   Window g = window_of(batch, channels, height, width, K, STRIDE);
   const Tiles tiles = {ceil_div(g.out_height, tile_rows), tile_rows};
   g.rows = (tile_rows - 1) * STRIDE + K;
-  g.units_per_row = divisor(g.pitch);
+  g.units_per_row = divisor(width / V);
   constexpr int GROUPS = GROUP < 128 ? 128 / GROUP : 1;
   const size_t shared = sizeof(float) * GROUPS * g.rows * g.pitch;
   const dim3 grid(ceil_div((long long)batch * channels * tiles.count, GROUPS)), block(GROUP < 128 ? 128 : GROUP);
-  return start(depthwise_tiles<K, STRIDE, GROUP, 4>, grid, block, shared, stream, x, filter, bias, affine, activation, out, partials,
+  return start(depthwise_tiles<K, STRIDE, GROUP, V, 4>, grid, block, shared, stream, x, filter, bias, affine, activation, out, partials,
                g, tiles);
 }
 
 // Workspace: 3 * channels * (input parts + output tiles + 2) floats and the convolution's output, 16-byte aligned.
-template <int K, int STRIDE, int GROUP, int V, int OUT_V>
+template <int K, int STRIDE, int GROUP, int V, int ROW_V, int OUT_V>
 static int norm_depthwise_by_chunks(const float* x, const float* filter, float* out, Norm first, int first_activation, Norm second,
                                     int second_activation, int batch, int channels, int height, int width, int tile_rows,
                                     float* workspace, cudaStream_t stream) {
@@ -583,7 +600,7 @@ static int norm_depthwise_by_chunks(const float* x, const float* filter, float* 
   if (const int error = start(moments<V>, dim3(parts, channels), dim3(CHUNK_THREADS), 0, stream, x, workspace, batch, channels, area))
     return error;
   if (const int error = start(combine, warps, dim3(128), 0, stream, workspace, parts, channels, first, first_affine)) return error;
-  if (const int error = depthwise_by_tiles<K, STRIDE, GROUP>(x, filter, nullptr, first_affine, first_activation, y, partials, batch,
+  if (const int error = depthwise_by_tiles<K, STRIDE, GROUP, ROW_V>(x, filter, nullptr, first_affine, first_activation, y, partials, batch,
                                                              channels, height, width, tile_rows, stream))
     return error;
   if (const int error = start(combine, warps, dim3(128), 0, stream, partials, tiles, channels, second, second_affine)) return error;
