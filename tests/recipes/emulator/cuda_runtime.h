@@ -19,6 +19,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __restrict__
 #define __shared__ static
 #define __launch_bounds__(...)
@@ -43,7 +44,13 @@ enum { cudaFuncAttributeMaxDynamicSharedMemorySize };
 namespace emulator {
 
 struct Barrier { int arrived = 0, generation = 0; };
-struct Warp { uint32_t slots[32]; Barrier barrier; int size = 0; };
+struct Warp {
+  uint32_t slots[32];
+  uint32_t fragments[32][6];
+  const void* rows[32];
+  Barrier barrier;
+  int size = 0;
+};
 struct Block {
   std::vector<float4> shared;
   Barrier barriers[16];
@@ -63,6 +70,8 @@ struct Fiber {
 inline Fiber* current = nullptr;
 inline ucontext_t scheduler;
 inline dim3 grid_size, block_size;
+inline unsigned first_block = 0;
+inline Block* blocks_running = nullptr;
 inline void (*body)(void*) = nullptr;
 inline void* body_arguments = nullptr;
 
@@ -87,6 +96,8 @@ inline void enter() {
 inline void run(unsigned first, unsigned last, size_t shared_bytes) {
   const unsigned threads = block_size.x * block_size.y * block_size.z;
   std::vector<Block> blocks(last - first);
+  first_block = first;
+  blocks_running = blocks.data();
   std::vector<std::unique_ptr<Fiber>> fibers;
   for (unsigned b = first; b < last; ++b) {
     Block& block = blocks[b - first];
@@ -151,8 +162,10 @@ int launch(void (*function)(A...), dim3 grid, dim3 block, void** arguments, size
 
 #define threadIdx (emulator::current->thread)
 #define blockIdx (emulator::current->block)
-#define blockDim (emulator::block_size)
-#define gridDim (emulator::grid_size)
+inline dim3& emulated_block = emulator::block_size;
+inline dim3& emulated_grid = emulator::grid_size;
+#define blockDim emulated_block
+#define gridDim emulated_grid
 
 template <typename... A>
 cudaError_t cudaLaunchCooperativeKernel(void (*f)(A...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
@@ -228,3 +241,5 @@ inline float __uint_as_float(uint32_t bits) {
   return v;
 }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
+
+#include "tensor_cores.h"
