@@ -18,17 +18,28 @@ from tests.recipes.test_fusion import random_forward
 FUSION = ("pointwise", "row_reduction", "epilogue", "concat", "pool_first", "batch_norm_folding")
 SIXTEEN_BIT = """
 #define INFINITY __builtin_inff()
-struct __nv_bfloat16 { uint16_t raw; };
-struct __half { uint16_t raw; };
-inline float __bfloat162float(__nv_bfloat16) { return 0; }
-inline float __half2float(__half) { return 0; }
-inline __nv_bfloat16 __float2bfloat16(float) { return {}; }
-inline __half __float2half(float) { return {}; }
+struct narrow_bfloat16 { uint16_t raw; };
+struct narrow_float16 { uint16_t raw; };
+inline float from_bfloat16(narrow_bfloat16) { return 0; }
+inline float from_float16(narrow_float16) { return 0; }
+inline narrow_bfloat16 to_bfloat16(float) { return {}; }
+inline narrow_float16 to_float16(float) { return {}; }
 """
+NARROW = {
+    "#include <cuda_bf16.h>": "#include <cuda_runtime.h>",
+    "#include <cuda_fp16.h>": SIXTEEN_BIT,
+    "__bfloat162float": "from_bfloat16",
+    "__half2float": "from_float16",
+    "__float2bfloat16": "to_bfloat16",
+    "__float2half": "to_float16",
+    "__nv_bfloat16": "narrow_bfloat16",
+    "__half": "narrow_float16",
+}
+"""The toolkit's 16-bit types, which these tests do not use, under names that the emulator does not have."""
 
 
 def plain_cpp(source: str) -> str:
-    """CUDA C++ as the emulator takes it: launches as calls, without the toolkit's 16-bit types."""
+    """CUDA C++ as the emulator takes it: launches as calls, stand-ins for the toolkit's 16-bit types."""
 
     def call(found: re.Match[str]) -> str:
         kernel, blocks, threads, names = found.groups()
@@ -36,9 +47,9 @@ def plain_cpp(source: str) -> str:
         return f"void* list[] = {{{addresses}}}; cudaLaunchKernel({kernel}, {blocks}, {threads}, list, 0, nullptr);"
 
     text = re.sub(r"(\w+)<<<(\d+), (\d+), 0, [^>]*>\(stream\)>>>\(([^)]*)\);", call, source)
-    return text.replace("#include <cuda_bf16.h>", "#include <cuda_runtime.h>").replace(
-        "#include <cuda_fp16.h>", SIXTEEN_BIT
-    )
+    for toolkit, stand_in in NARROW.items():
+        text = text.replace(toolkit, stand_in)
+    return text
 
 
 def check(
