@@ -66,17 +66,16 @@ def lanes_of(count: int, *, exclusive: bool) -> list[Lane]:
     ]
 
 
-def _timings_folder() -> Path:
-    """Where ``stitchcuda`` keeps baseline timings between calls."""
+def _cache() -> Path:
+    """Where ``stitchcuda`` keeps things between calls."""
     given = os.environ.get("STITCHCUDA_CACHE")
-    cache = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stitchcuda"
-    return cache / "baselines"
+    return Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stitchcuda"
 
 
 def timings_cached() -> dict[Path, bytes]:
-    """The baseline timings that are cached now."""
-    folder = _timings_folder()
-    return {path: path.read_bytes() for path in folder.glob("*.json")} if folder.is_dir() else {}
+    """What was timed and is cached now: the stock options of tasks, and the device's ceilings."""
+    found = [path for folder in ("baselines", "ceilings") for path in (_cache() / folder).glob("*.json")]
+    return {path: path.read_bytes() for path in found}
 
 
 def forget_timings(before: Mapping[Path, bytes]) -> None:

@@ -15,13 +15,14 @@ MARGIN = 0.95
 def speed_of_light(work: dict[str, float], device: Device, precision: Precision, median: float) -> SpeedOfLight | None:
     """The roofline bound: bytes that must move over the copy rate, FLOP over the precision class's rate; the larger.
 
-    None without measured ceilings. The fraction can pass 1 when a Program needs less work than the reference does, or
-    does fp32 work on faster units.
+    The rate is that of the fastest arithmetic that can meet the class, tensor cores for fp32 included (see
+    ``Ceilings.rate``). None without measured ceilings. The fraction can pass 1 when a Program needs less work than the
+    reference does.
     """
     if device.ceilings is None or median <= 0:
         return None
     memory = (work["read_bytes"] + work["written_bytes"]) / device.ceilings.copy_bytes_per_second
-    rate = device.ceilings.flops_per_second.get(precision, 0.0)
+    rate = device.ceilings.rate(precision)
     compute = work["flops"] / rate if rate > 0 else 0.0
     bound = max(memory, compute)
     binds: Literal["memory", "compute", "unknown"] = "memory" if memory >= compute else "compute"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from stitchcuda.task.model import Target
+from stitchcuda.task.model import Precision, Target
 
 
 class Ceilings(BaseModel):
@@ -15,6 +15,15 @@ class Ceilings(BaseModel):
     copy_bytes_per_second: float = Field(description="device copy, bytes read plus bytes written")
     flops_per_second: dict[str, float] = Field(description="matrix product rate by precision class, FLOP/s")
     measured_on: str = Field(description="date, ISO 8601")
+
+    def rate(self, precision: Precision) -> float:
+        """The fastest matrix rate, FLOP/s, that can meet a precision class; 0.0 where none was measured.
+
+        For fp32 that may be a third of the fp16 rate: with each factor split into two fp16 parts, three fp16 products
+        accumulated in fp32 are as accurate as one fp32 product.
+        """
+        own = self.flops_per_second.get(precision, 0.0)
+        return max(own, self.flops_per_second.get("fp16", 0.0) / 3) if precision == "fp32" else own
 
 
 class Device(BaseModel):

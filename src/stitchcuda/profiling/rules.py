@@ -63,11 +63,11 @@ class Verdict:
 
 
 def bounds(device: Device | None, work: Work | None) -> Bounds:
-    """Roofline bounds of ``work``: bytes over copy bandwidth, FLOP over the matrix rate of its precision class."""
+    """Roofline bounds of ``work``: bytes over copy bandwidth, FLOP over the fastest rate that meets its class."""
     if device is None or device.ceilings is None or work is None:
         return Bounds()
     ceilings = device.ceilings
-    bandwidth, rate = ceilings.copy_bytes_per_second, ceilings.flops_per_second.get(work.precision, 0.0)
+    bandwidth, rate = ceilings.copy_bytes_per_second, ceilings.rate(work.precision)
     return Bounds(
         memory=work.bytes / bandwidth if bandwidth > 0 else None,
         compute=work.flops / rate if rate > 0 and work.flops > 0 else None,
