@@ -95,3 +95,27 @@ def test_products_of_any_size_are_as_accurate_as_float32(
     exact = x.double() @ w.double().T + bias.double()
     got = kernels[name](x, w, bias, parts=parts)
     assert distance(got, exact) < 6e-7
+
+
+@pytest.mark.parametrize("name", ["mma", "wgmma"])
+def test_rows_of_any_magnitude_and_values_that_are_not_finite_give_what_float32_gives(
+    kernels: dict[str, Kernels], name: str
+) -> None:
+    torch.manual_seed(0)
+    x, w = torch.rand(6, 136) * 0.1, torch.randn(20, 136)
+    x[0, 100] = 1e4
+    x[1] *= 1e30
+    x[2] *= 1e-33
+    x[3] = 0
+    w[3, 9] = 3e3
+    w[4] = 0
+    exact = x.double() @ w.double().T
+    got = kernels[name](x, w)
+    for row in (0, 1, 2, 4, 5):
+        assert distance(got[row], exact[row]) < 6e-7
+    assert torch.equal(got[3], torch.zeros(20))
+    x[0, 2], x[1, 3], x[1, 9], x[2, 4] = float("inf"), float("inf"), float("-inf"), float("nan")
+    eager = torch.nn.functional.linear(x, w).relu()
+    got = kernels[name](x, w, activation="relu")
+    assert torch.equal(got.isfinite(), eager.isfinite())
+    torch.testing.assert_close(got, eager, equal_nan=True, rtol=2e-6, atol=1e-6)

@@ -1,0 +1,342 @@
+"""Builds the split-float16 matrix product on a GPU machine, checks every tiling against float64 and times it.
+
+Needs torch, nvcc and a GPU, nothing of the package beyond the kernel writer, which uses the standard library alone.
+Every tiling runs in a process of its own under a time-out, and results are printed as they come, so a kernel that
+hangs costs its own rows only. Writes JSON; prints a table last. Milliseconds are CUDA-event means over repeated calls,
+the split of the activations included, that of the weights not; errors are relative by the norm, against float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+WRITER = ROOT / "src" / "stitchcuda" / "recipes" / "split_gemm_kernel.py"
+
+
+def _load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(WRITER.stem, WRITER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[WRITER.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+kernel = _load()
+
+TILINGS = {
+    "mma_32": kernel.Tiling(wgmma=False, stages=6, k_tile=32),
+    "mma_64": kernel.Tiling(wgmma=False, stages=3, k_tile=64),
+    "wgmma": kernel.Tiling(wgmma=True, stages=3),
+    "wgmma_promote_128": kernel.Tiling(wgmma=True, stages=3, promote=128),
+    "wgmma_cluster_2": kernel.Tiling(wgmma=True, stages=3, cluster=2),
+    "wgmma_cluster_4": kernel.Tiling(wgmma=True, stages=3, cluster=4),
+    "wgmma_cluster_2_promote_256": kernel.Tiling(wgmma=True, stages=3, cluster=2, promote=256),
+}
+SMALL = [
+    (128, 256, 1024, 1),
+    (1, 2, 8, 1),
+    (130, 300, 1032, 1),
+    (17, 130, 4096, 3),
+    (300, 1030, 520, 1),
+    (64, 3000, 8192, 2),
+]
+"""m, n, k and in how many parts K is cut."""
+LAYERS = [(128, 32768, 16384), (128, 32768, 32768), (128, 16384, 32768)]
+"""KernelBench level 3 task 2."""
+OTHERS = [
+    (16, 4096, 4096),
+    (128, 1024, 1024),
+    (128, 4096, 4096),
+    (64, 8192, 8192),
+    (1024, 8192, 8192),
+    (4096, 4096, 4096),
+]
+
+
+def library(name: str, folder: Path, arch: str) -> Path:
+    """The shared object of one tiling."""
+    path = folder / f"{name}.so"
+    (folder / f"{name}.cu").write_text(kernel.source(TILINGS[name]))
+    flags = [f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-O3", "-shared", "-Xcompiler", "-fPIC"]
+    command = ["nvcc", *flags, "-o", str(path), str(folder / f"{name}.cu")]
+    built = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    if built.returncode:
+        raise RuntimeError(built.stderr[-1500:])
+    return path
+
+
+# ---- On the device ----
+
+
+def timed(call: Callable[[], Any], seconds: float = 0.12) -> float:
+    """Milliseconds of one call."""
+    import torch
+
+    def run(count: int) -> float:
+        event: Any = torch.cuda.Event
+        start, end = event(enable_timing=True), event(enable_timing=True)
+        start.record()
+        for _ in range(count):
+            call()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / count
+
+    run(2)
+    once = run(3)
+    return run(max(3, min(2000, int(1000 * seconds / once))))
+
+
+def distance(value: Any, exact: Any) -> float:
+    """Relative error by the norm."""
+    return float((value.double() - exact).norm() / exact.norm())
+
+
+class Kernels:
+    """One tiling's launchers on tensors."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.tiling = TILINGS[name]
+        loaded = ctypes.CDLL(str(folder / f"{name}.so"))
+        self._pack, self._linear = getattr(loaded, self.tiling.pack), getattr(loaded, self.tiling.linear)
+
+    def pack(self, w: Any) -> tuple[Any, Any]:
+        """A weight's image and exponents."""
+        import torch
+
+        n, k = w.shape
+        image = torch.empty(self.tiling.image_halfs(n, k), dtype=torch.float16, device="cuda")
+        exponents = torch.empty(kernel.tiles(n) * kernel.TILE, dtype=torch.int32, device="cuda")
+        _run(self._pack, w, image, exponents, n, k)
+        return image, exponents
+
+    def linear(
+        self, x: Any, packed: tuple[Any, Any], n: int, *, bias: Any = None, activation: str = "none", parts: int = 1
+    ) -> Callable[[], Any]:
+        """A call that computes the product into the same output each time and returns it."""
+        import torch
+
+        m, k = x.shape
+        image = torch.empty(self.tiling.image_halfs(m, k), dtype=torch.float16, device="cuda")
+        rows = torch.empty(2 * kernel.tiles(m) * kernel.TILE, dtype=torch.int32, device="cuda")
+        out = torch.full((m, n), float("nan"), device="cuda")
+        partials = torch.empty(parts, m, n, device="cuda") if parts > 1 else None
+        code = kernel.ACTIVATIONS[activation]
+
+        def call() -> Any:
+            _run(self._linear, x, *packed, bias, out, image, rows, partials, m, n, k, parts, code)
+            return out
+
+        return call
+
+
+def _run(function: Any, *values: Any) -> None:
+    import torch
+
+    given: list[Any] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            given.append(ctypes.c_void_p(value.data_ptr()))
+        else:
+            given.append(ctypes.c_longlong(value) if isinstance(value, int) else ctypes.c_void_p(None))
+    code = function(*given, ctypes.c_void_p(torch.cuda.current_stream().cuda_stream))
+    if code:
+        raise RuntimeError(f"the launcher returned {code}")
+
+
+def check_small(kernels: Kernels) -> Iterator[dict[str, Any]]:
+    """Odd sizes, spiked rows, infinities and NaN."""
+    import torch
+
+    for m, n, k, parts in SMALL:
+        x, w = torch.randn(m, k, device="cuda"), torch.randn(n, k, device="cuda")
+        bias = torch.randn(n, device="cuda")
+        exact = torch.relu(x.double() @ w.double().T + bias.double())
+        eager = torch.relu(torch.nn.functional.linear(x, w, bias))
+        call = kernels.linear(x, kernels.pack(w), n, bias=bias, activation="relu", parts=parts)
+        got = call().clone()
+        record: dict[str, Any] = {
+            "case": f"{m}x{n}x{k}/{parts}",
+            "error": distance(got, exact),
+            "eager_error": distance(eager, exact),
+        }
+        record["same"] = all(torch.equal(call(), got) for _ in range(10))
+        yield record | {"ok": record["error"] < 1e-6 and record["same"]}
+    x, w = torch.rand(128, 4096, device="cuda") * 0.1, torch.randn(256, 4096, device="cuda")
+    x[5, 100] = 1e4
+    x[7] *= 1e30
+    x[8] *= 1e-33
+    w[3, 9] = 3e3
+    exact = x.double() @ w.double().T
+    got = kernels.linear(x, kernels.pack(w), 256)()
+    rows = (got.double() - exact).norm(dim=1) / exact.norm(dim=1)
+    eager = (torch.nn.functional.linear(x, w).double() - exact).norm(dim=1) / exact.norm(dim=1)
+    record = {"case": "spiked", "error": float(rows.max()), "eager_error": float(eager.max())}
+    yield record | {"ok": record["error"] < 1e-6}
+    x[1, 2], x[2, 3], x[2, 9], x[3, 4] = float("inf"), float("inf"), float("-inf"), float("nan")
+    eager = torch.nn.functional.linear(x, w)
+    got = kernels.linear(x, kernels.pack(w), 256)()
+    special = ~eager.isfinite()
+    same = torch.equal(got[special].nan_to_num(7.0), eager[special].nan_to_num(7.0))
+    yield {"case": "not finite", "ok": same and torch.equal(special, ~got.isfinite()), "count": int(special.sum())}
+
+
+def check_tiling(name: str, folder: Path) -> Iterator[dict[str, Any]]:
+    """One tiling: small sizes, then the layers of task 2, then others."""
+    import torch
+
+    kernels = Kernels(name, folder)
+    yield from check_small(kernels)
+    processors = torch.cuda.get_device_properties(0).multi_processor_count
+    for m, n, k in LAYERS + OTHERS:
+        x, w = torch.rand(m, k, device="cuda"), (torch.rand(n, k, device="cuda") - 0.5) * (2 * k**-0.5)
+        bias = torch.rand(n, device="cuda")
+        packed = kernels.pack(w)
+        parts = kernel.splits(m, n, k, processors, kernels.tiling)
+        call = kernels.linear(x, packed, n, bias=bias, activation="relu", parts=parts)
+        record: dict[str, Any] = {"case": f"{m}x{n}x{k}/{parts}"}
+        exact = torch.relu(x.double() @ w.double().T + bias.double())
+        record["error"] = distance(call(), exact)
+        del exact
+        record["own_ms"] = timed(call)
+        record["tflops"] = 2e-9 * m * n * k / record["own_ms"]
+        if (m, n, k) == LAYERS[1]:
+            record["pack_ms"] = timed(partial(kernels.pack, w))
+        yield record | {"ok": record["error"] < 1e-6}
+        del x, w, packed, call
+        torch.cuda.empty_cache()
+
+
+def check_stock() -> Iterator[dict[str, Any]]:
+    """The library's float32 and TF32 products."""
+    import torch
+
+    for m, n, k in LAYERS + OTHERS:
+        x, w = torch.rand(m, k, device="cuda"), (torch.rand(n, k, device="cuda") - 0.5) * (2 * k**-0.5)
+        bias = torch.rand(n, device="cuda")
+        exact = torch.relu(x.double() @ w.double().T + bias.double())
+
+        def call(x: Any = x, w: Any = w, bias: Any = bias) -> Any:
+            return torch.relu(torch.nn.functional.linear(x, w, bias))
+
+        record: dict[str, Any] = {"case": f"{m}x{n}x{k}", "ok": True, "error": distance(call(), exact)}
+        del exact
+        record["fp32_ms"] = timed(call)
+        torch.backends.cuda.matmul.allow_tf32 = True
+        record["tf32_ms"] = timed(call)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        yield record
+        del x, w, call
+        torch.cuda.empty_cache()
+
+
+def run_group(group: str, folder: Path) -> None:
+    """One group's cases in this process, a JSON line each."""
+    import torch
+
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for record in check_stock() if group == "stock" else check_tiling(group, folder):
+            print("RESULT " + json.dumps({"group": group, **record}), flush=True)
+
+
+def _collect(group: str, folder: Path, limit: float) -> list[dict[str, Any]]:
+    command = [sys.executable, __file__, "--group", group, "--build", str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        text, _ = process.communicate(timeout=limit)
+        ended = "" if process.returncode == 0 else f"exit code {process.returncode}"
+    except subprocess.TimeoutExpired:
+        process.kill()
+        text, _ = process.communicate()
+        ended = f"no end within {limit:.0f} s"
+    records = [json.loads(line[7:]) for line in text.splitlines() if line.startswith("RESULT ")]
+    if ended:
+        rest = " | ".join([line for line in text.splitlines() if not line.startswith("RESULT ")][-4:])
+        records.append({"group": group, "case": group, "ok": False, "problem": f"{ended}: {rest}"[:500]})
+    return records
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """A line a result, the best last."""
+    lines = []
+    for r in records:
+        times = " ".join(f"{key[:-3]}={r[key]:.4f}" for key in r if key.endswith("_ms"))
+        errors = f"err={r['error']:.1e}" if "error" in r else ""
+        errors += f"/{r['eager_error']:.1e}" if "eager_error" in r else ""
+        rate = f"{r['tflops']:.0f}T" if "tflops" in r else ""
+        state = "ok " if r.get("ok") else "BAD"
+        lines.append(f"{state} {r['group'][:27]:27s} {r['case']:22s} {times} {rate} {errors} {r.get('problem', '')}")
+    for group in dict.fromkeys(r["group"] for r in records):
+        of_layers = [r for r in records if r["group"] == group and r["case"].split("/")[0] in _names()]
+        for key in ("own_ms", "fp32_ms", "tf32_ms"):
+            layers = [float(r[key]) for r in of_layers if key in r]
+            if len(layers) == len(LAYERS):
+                lines.append(f"three layers: {group} {key[:-3]} {sum(layers):.3f} ms")
+    return "\n".join(lines)
+
+
+def _names() -> set[str]:
+    return {f"{m}x{n}x{k}" for m, n, k in LAYERS}
+
+
+def main() -> None:
+    """Build everything, run the groups one after the other, print the table and write the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", default="split_gemm_check.json", help="where the JSON goes")
+    parser.add_argument("--build", default="/tmp/split_gemm_check", help="folder of the compiled kernels")
+    parser.add_argument("--arch", default="90a", help="architecture, without sm_")
+    parser.add_argument("--seconds", type=float, default=95, help="everything ends by then")
+    parser.add_argument("--only", default="", help="comma-separated groups")
+    parser.add_argument("--build-only", action="store_true")
+    parser.add_argument("--group", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = Path(options.build)
+    folder.mkdir(parents=True, exist_ok=True)
+    if options.group:
+        run_group(options.group, folder)
+        return
+    start = time.monotonic()
+    records: list[dict[str, Any]] = []
+    groups = options.only.split(",") if options.only else ["stock", *TILINGS]
+
+    def build(name: str) -> None:
+        try:
+            library(name, folder, options.arch)
+        except Exception as problem:
+            records.append({"group": name, "case": "build", "ok": False, "problem": str(problem)[-600:]})
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(build, [group for group in groups if group in TILINGS]))
+    print(f"built in {time.monotonic() - start:.1f} s", flush=True)
+    for group in [] if options.build_only else groups:
+        left = options.seconds - (time.monotonic() - start)
+        if left < 8:
+            records.append({"group": group, "case": group, "ok": False, "problem": "no time left"})
+            continue
+        records += _collect(group, folder, min(left, 25))
+        Path(options.out).write_text(json.dumps(records, indent=1))
+    Path(options.out).write_text(json.dumps(records, indent=1))
+    print(table(records))
+    print(f"all in {time.monotonic() - start:.1f} s")
+
+
+if __name__ == "__main__":
+    main()
