@@ -35,11 +35,11 @@ NOTE_PRIOR = 1.15
 RRF = 20
 """The constant of reciprocal-rank fusion. Smaller than the usual 60: the first places of the lexical ranking are
 right more often than those of general-purpose vectors."""
-POSTINGS_BUDGET = 2500
+POSTINGS_BUDGET = 2000
 """Postings that one query may touch in the full-text index; its rarest terms come first."""
 RANKED_BUDGET = 12_000
 """Postings up to which a conjunction of common terms is ranked by SQLite's own BM25."""
-CANDIDATES = 80
+CANDIDATES = 60
 """Passages that each full-text query may bring to the exact scoring."""
 REPEAT = 0.75
 """Factor on the score of a passage for every better one of the same title: five overloads are one answer."""

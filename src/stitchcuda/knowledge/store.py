@@ -104,7 +104,7 @@ class Store:
             )
             connection.execute("PRAGMA synchronous=NORMAL")
             connection.execute("PRAGMA cache_size=-65536")
-            connection.execute("PRAGMA mmap_size=1073741824")
+            connection.execute("PRAGMA mmap_size=268435456")
             self._local.connection = connection
             self._all.append(connection)
         return connection
