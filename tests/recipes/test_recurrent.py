@@ -122,6 +122,49 @@ def test_a_program_with_persistent_kernels_computes_what_the_reference_does(
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
 
 
+LAST = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(8, 32, 2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x, h0, c0):
+        out, {names} = self.rnn(x, (h0, c0))
+        return self.head(out[:, -1, :]), {also}
+
+def get_inputs():
+    return [torch.randn(3, 5, 8), torch.randn(4, 3, 32), torch.randn(4, 3, 32)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(("names", "also", "launchers"), [("_", "x", 3), ("(h, c)", "c", 1), ("_", "out[:, 0]", 1)])
+def test_the_last_layer_runs_one_step_in_reverse_when_nobody_reads_the_others(
+    names: str, also: str, launchers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = LAST.format(names=names, also=also)
+    program = write_program(task_of(text), gpu(8), [Recurrent.name])
+    assert program.manifest is not None
+    assert len(program.manifest.launchers) == launchers
+    scope: dict[str, object] = {}
+    exec(compile(text, "task", "exec"), scope)
+    torch.manual_seed(1)
+    reference = scope["Model"]()  # type: ignore[operator]
+    torch.manual_seed(1)
+    own = load_emulated(program, tmp_path, monkeypatch).ModelNew()
+    inputs = scope["get_inputs"]()  # type: ignore[operator]
+    with torch.no_grad():
+        expected, got = results(reference(*inputs)), results(own(*inputs))
+    for mine, theirs in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
 PROJECTED = """
 import torch
 from torch import nn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import fx
 
 from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import Gain, New, Recipe, Rewriter, TargetKind, Workspace, argument
-from stitchcuda.recipes.normalise import op_name, tensor
+from stitchcuda.recipes.normalise import is_impure, op_name, tensor
 from stitchcuda.recipes.recurrent_kernel import Cost, Stack, Tiling, arguments, source, tilings
 
 aten = torch.ops.aten
@@ -130,37 +131,117 @@ def _rewrite(rewriter: Rewriter, node: fx.Node, stack: Stack, tiling: Tiling) ->
     states: list[fx.Node] = list(hx) if isinstance(hx, list | tuple) else [hx]
     per = 4 if stack.bias else 2
     weights = [params[i : i + per] for i in range(0, len(params), per)]
-    launcher = _launcher(stack, tiling)
-    rewriter.add_source(launcher.source, source(stack, tiling, launcher.name))
-    current = rewriter.aten(aten.transpose.int, x, 0, 1, before=node) if batch_first else x
+    last = _last_steps(node, stack, batch_first=batch_first)
+    current = x
+    if batch_first:
+        swapped = rewriter.aten(aten.transpose.int, x, 0, 1, before=node)
+        current = rewriter.aten(aten.contiguous.default, swapped, before=node)
+    if tiling.wavefront:
+        results = _run(rewriter, node, stack, tiling, current, weights, states)
+        if batch_first:
+            results[0] = rewriter.aten(aten.transpose.int, results[0], 0, 1, before=node)
+        _hand_over(rewriter, node, results)
+        _record(rewriter, stack, tiling)
+        return
     finals: list[list[fx.Node]] = [[] for _ in states]
-    directions, sequence = stack.directions, (stack.steps, stack.batch, stack.directions * stack.hidden)
-    for layer in range(1 if tiling.wavefront else stack.layers):
-        mine = weights[layer * directions : (layer + 1) * directions]
-        projected = rewriter.aten(aten.linear.default, current, *_joined(rewriter, mine, node), before=node)
-        chains = weights if tiling.wavefront else mine
-        values: dict[str, Any] = {"x": projected, "out": New(sequence)}
-        for chain, parts in enumerate(chains):
-            keys = ("w_ih", "w_hh", "b_ih", "b_hh")
-            values |= {f"{key}_{chain}": part for key, part in zip(keys, parts, strict=False)}
-        for name, state in zip(("h", "c"), states, strict=False):
-            value = tensor(state)
-            assert value is not None
-            first, last = (0, value.shape[0]) if tiling.wavefront else (layer * directions, (layer + 1) * directions)
-            whole = last - first == value.shape[0]
-            values[f"{name}0"] = (
-                state if whole else rewriter.aten(aten.slice.Tensor, state, 0, first, last, before=node)
-            )
-            values[f"{name}_n"] = New((last - first, stack.batch, stack.hidden))
-        if tiling.wavefront:
-            values["work"] = Workspace((stack.layers - 1, *sequence))
-        given = [values[declared.name] for declared in launcher.arguments]
-        current, *after = rewriter.launch(launcher, given, before=node, name=launcher.name)
+    for layer in range(stack.layers):
+        first, end = layer * stack.directions, (layer + 1) * stack.directions
+        mine = [_rows(rewriter, state, first, end, node) for state in states]
+        if last and layer == stack.layers - 1:
+            step = _last_step(rewriter, node, stack, current, weights[first:end], mine)
+            for user in last:
+                rewriter.replace(user, step)
+            finals = []
+            break
+        current, *after = _run(rewriter, node, stack, tiling, current, weights[first:end], mine)
         for final, result in zip(finals, after, strict=True):
             final.append(result)
     output = rewriter.aten(aten.transpose.int, current, 0, 1, before=node) if batch_first else current
     _hand_over(rewriter, node, [output, *(_stacked(rewriter, final, node) for final in finals)])
     _record(rewriter, stack, tiling)
+
+
+def _run(
+    rewriter: Rewriter,
+    before: fx.Node,
+    stack: Stack,
+    tiling: Tiling,
+    current: fx.Node,
+    weights: list[list[fx.Node]],
+    states: list[fx.Node],
+) -> list[fx.Node]:
+    """One launch over ``current``, time first; ``weights`` and ``states`` are those of its chains.
+
+    Returns the output sequence and the final states.
+    """
+    launcher = _launcher(stack, tiling)
+    rewriter.add_source(launcher.source, source(stack, tiling, launcher.name))
+    sequence = (stack.steps, stack.batch, stack.directions * stack.hidden)
+    joined = _joined(rewriter, weights[: stack.directions], before)
+    projected = rewriter.aten(aten.linear.default, current, *joined, before=before)
+    values: dict[str, Any] = {"x": projected, "out": New(sequence)}
+    for chain, parts in enumerate(weights):
+        keys = ("w_ih", "w_hh", "b_ih", "b_hh")
+        values |= {f"{key}_{chain}": part for key, part in zip(keys, parts, strict=False)}
+    for name, state in zip(("h", "c"), states, strict=False):
+        values[f"{name}0"] = state
+        values[f"{name}_n"] = New((len(weights), stack.batch, stack.hidden))
+    if tiling.wavefront:
+        values["work"] = Workspace((stack.layers - 1, *sequence))
+    given = [values[declared.name] for declared in launcher.arguments]
+    return rewriter.launch(launcher, given, before=before, name=launcher.name)
+
+
+def _last_steps(node: fx.Node, stack: Stack, *, batch_first: bool) -> list[fx.Node]:
+    """The nodes that take the last step of a bidirectional layer, if nothing else of its results is read."""
+    time = 1 if batch_first else 0
+    if not stack.bidirectional:
+        return []
+    found: list[fx.Node] = []
+    pending = list(node.users)
+    while pending:
+        user = pending.pop()
+        name, value = op_name(user), tensor(user)
+        if user.target is operator.getitem:
+            if user.args[1] != 0 and user.users:
+                return []
+            pending += user.users
+        elif name == "slice" and value is not None and value.shape == node.meta["val"][0].shape:
+            pending += user.users
+        elif name == "select" and user.args[1:] in ((time, -1), (time, stack.steps - 1)):
+            found.append(user)
+        else:
+            return []
+    return found
+
+
+def _last_step(
+    rewriter: Rewriter,
+    node: fx.Node,
+    stack: Stack,
+    current: fx.Node,
+    weights: list[list[fx.Node]],
+    states: list[fx.Node],
+) -> fx.Node:
+    """Both directions' output at the last step of a layer: all steps forward, the first one in reverse."""
+    parts = []
+    for direction, steps in enumerate((stack.steps, 1)):
+        single = replace(stack, layers=1, bidirectional=False, steps=steps)
+        tiling = _best(single, rewriter)
+        assert tiling is not None
+        read = current if direction == 0 else rewriter.aten(aten.slice.Tensor, current, 0, -1, 2**62, before=node)
+        mine = [_rows(rewriter, state, direction, direction + 1, node) for state in states]
+        out = _run(rewriter, node, single, tiling, read, [weights[direction]], mine)[0]
+        parts.append(rewriter.aten(aten.select.int, out, 0, -1, before=node))
+    return rewriter.aten(aten.cat.default, parts, 1, before=node)
+
+
+def _rows(rewriter: Rewriter, state: fx.Node, first: int, end: int, before: fx.Node) -> fx.Node:
+    value = tensor(state)
+    assert value is not None
+    if (first, end) == (0, value.shape[0]):
+        return state
+    return rewriter.aten(aten.slice.Tensor, state, 0, first, end, before=before)
 
 
 def _joined(rewriter: Rewriter, chains: list[list[fx.Node]], before: fx.Node) -> list[fx.Node | None]:
@@ -180,8 +261,9 @@ def _stacked(rewriter: Rewriter, parts: list[fx.Node], before: fx.Node) -> fx.No
 def _hand_over(rewriter: Rewriter, node: fx.Node, results: list[fx.Node]) -> None:
     for user in list(node.users):
         assert user.target is operator.getitem
-        rewriter.replace(user, results[int(str(user.args[1]))])
-    rewriter.graph.erase_node(node)
+        if user.users:
+            rewriter.replace(user, results[int(str(user.args[1]))])
+    rewriter.graph.eliminate_dead_code(is_impure_node=is_impure)
 
 
 def _record(rewriter: Rewriter, stack: Stack, tiling: Tiling) -> None:
