@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -96,3 +99,38 @@ def test_a_cuda_program_with_a_graph_restores_what_warm_up_changes() -> None:
 def test_a_stochastic_program_is_not_captured_as_a_graph() -> None:
     task = make_task(model_source("return F.dropout(a, 0.5) * 2 + 1", [(64, 64)]), "cuda")
     assert "_Graph" not in written(task, ALL).files["program.py"]
+
+
+ATTENTION = """
+q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in (a, a * 0.5, a + 1))
+x = F.scaled_dot_product_attention(q, k, v)
+x = x.permute(2, 0, 1, 3).contiguous().view(-1, 16)
+return F.layer_norm(x + x.sigmoid(), (16,)), F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(-1, 16)
+"""
+
+
+def test_a_library_may_lay_its_result_out_otherwise(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(model_source(ATTENTION, [(3, 5, 16)]))
+    program = written(task, ("pointwise", "row_reduction"))
+    stock = torch.ops.aten.scaled_dot_product_attention.default
+    with loaded(program, task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        inputs = reference.inputs(seed=3)
+        expected = model(*inputs)
+
+        def other(*arguments: Any) -> Any:
+            return stock(*arguments).clone(memory_format=torch.contiguous_format)
+
+        monkeypatch.setattr(module, "_aten", _Aten(other))
+        for mine, eager in zip(new(*inputs), expected, strict=True):
+            torch.testing.assert_close(mine, eager)
+
+
+class _Aten:
+    """ATen with another backend behind attention: the same numbers, other strides."""
+
+    def __init__(self, attention: Callable[..., Any]) -> None:
+        self.scaled_dot_product_attention = SimpleNamespace(default=attention)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(torch.ops.aten, name)

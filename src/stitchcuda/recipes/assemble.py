@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from stitchcuda.program.model import ENTRY, Manifest, Program
 from stitchcuda.recipes.base import Call, New, Rewriter, Slot, Workspace, is_launch, joined, tidy
 from stitchcuda.recipes.capture import CaptureError
-from stitchcuda.recipes.normalise import is_impure, storage_roots, tensor, writes
+from stitchcuda.recipes.normalise import is_impure, layout_varies, op_name, storage_roots, tensor, writes
 from stitchcuda.recipes.reuse import reuse_memory
 from stitchcuda.recipes.source import kept_source
 from stitchcuda.task.model import Task
@@ -35,6 +35,13 @@ def _strided(value, stride):
     if value.stride() != stride:
         raise ValueError(f"a tensor of shape {tuple(value.shape)} has strides {value.stride()}; expected {stride}")
     return value
+
+
+def _laid(value, stride):
+    """The value in the memory layout that a kernel was generated for: itself, or a copy where the library differs."""
+    return value if value.stride() == stride else torch.empty_strided(
+        value.shape, stride, dtype=value.dtype, device=value.device
+    ).copy_(value)
 
 
 def _state(module, path):
@@ -172,6 +179,8 @@ class Printer:
         self.rewriter = rewriter
         self.captured = rewriter.captured
         self.roots = storage_roots(rewriter.graph)
+        self.written = {self.roots[target] for node in rewriter.graph.nodes for target in _written_through(node)}
+        """Storage that is changed where it lies, so that a copy would not do."""
         self.names = {node: f"{node.name}_" if node.name in _RESERVED else node.name for node in rewriter.graph.nodes}
         self.out = Printed()
         self.inputs: dict[fx.Node, str] = {}
@@ -273,10 +282,21 @@ class Printer:
             return [f"{left}{self.names[source]}[{index}]"]
         if node.target is joined:
             return [f"{left}{self._value(node.args[0])}"]
-        function = _target(node)
+        function = "_aten.reshape.default" if self._may_copy(node) else _target(node)
         arguments = [self._value(arg) for arg in node.args]
         arguments += [f"{key}={self._value(value)}" for key, value in node.kwargs.items()]
         return [f"{left}{function}({', '.join(arguments)})"]
+
+    def _laid_elsewhere(self, source: fx.Node) -> bool:
+        """The library that computed it chose the memory layout, and no launcher has seen it yet."""
+        first = source.args[0] if source.target is operator.getitem else None
+        seen = isinstance(first, fx.Node) and is_launch(first)
+        return layout_varies(self.roots[source]) and not seen
+
+    def _may_copy(self, node: fx.Node) -> bool:
+        """A view that need not be one, as no write goes through it; what a library laid out cannot always be viewed."""
+        shaped = op_name(node) in ("view", "_unsafe_view") and not isinstance(node.args[1], torch.dtype)
+        return shaped and self.roots[node] not in self.written
 
     def _launch(self, node: fx.Node) -> list[str]:
         """Allocations, the call, and names for its results."""
@@ -292,8 +312,13 @@ class Printer:
                 assert isinstance(source, fx.Node)
                 value = tensor(source)
                 name = self.names[source]
-                checked = declared.layout == "any" and value is not None
-                printed.append(f"_strided({name}, {tuple(value.stride())})" if checked and value is not None else name)
+                if value is None:
+                    printed.append(name)
+                elif self._laid_elsewhere(source) and declared.role != "output":
+                    lines.append(f"{name} = _laid({name}, {tuple(value.stride())})")
+                    printed.append(name)
+                else:
+                    printed.append(f"_strided({name}, {tuple(value.stride())})" if declared.layout == "any" else name)
                 if declared.role != "input":
                     if result in items:
                         after.append(f"{items[result]} = {name}")
@@ -359,6 +384,16 @@ class Printer:
             case _ if isinstance(value, list | tuple) or hasattr(value, "__iter__"):
                 return "[" + ", ".join(self._value(item) for item in value) + "]"
         raise CaptureError(f"the graph holds {value!r} ({type(value).__name__}), which cannot be printed as Python")
+
+
+def _written_through(node: fx.Node) -> list[fx.Node]:
+    """What a node changes and others may read under another name; an inout argument is read from the call alone."""
+    call: Call | None = node.meta.get("call")
+    if call is None:
+        return writes(node)
+    pairs = zip(call.launcher.arguments, call.arguments, strict=True)
+    places = [given.index for declared, given in pairs if declared.role == "output" and isinstance(given, Slot)]
+    return [source for place in places if isinstance(source := node.args[place], fx.Node)]
 
 
 _RESERVED = {"self", "torch", "super", "float"}

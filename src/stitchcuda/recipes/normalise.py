@@ -32,8 +32,21 @@ RANDOM = {
 }  # fmt: skip
 
 
+LAYOUT_VARIES = {
+    "scaled_dot_product_attention", "conv1d", "conv2d", "conv3d", "convolution", "conv_transpose1d",
+    "conv_transpose2d", "conv_transpose3d", "gru", "lstm", "rnn_tanh", "rnn_relu", "matmul", "linear", "bmm",
+    "baddbmm", "einsum", "bilinear", "tensordot", "batch_norm", "instance_norm", "group_norm", "max_pool2d",
+    "avg_pool2d", "adaptive_avg_pool2d", "interpolate", "multi_head_attention_forward",
+}  # fmt: skip
+"""Operators whose result's strides depend on the device, its library and its version, not on the graph alone."""
+
 MODAL = {"batch_norm", "instance_norm", "dropout", "feature_dropout", "alpha_dropout", "dropout_", "rrelu"}
 """Operators that differ between train and eval mode."""
+
+
+def layout_varies(root: fx.Node) -> bool:
+    """The node's result may lie in memory differently from how it was captured."""
+    return op_name(root) in LAYOUT_VARIES
 
 
 def _is_modal(node: fx.Node) -> bool:
@@ -202,6 +215,7 @@ def _functionalise(captured: Captured) -> None:
 
 
 def _drop_noops(graph: fx.Graph) -> None:
+    roots = storage_roots(graph)
     for node in list(graph.nodes):
         name = op_name(node)
         source = node.args[0] if node.args else None
@@ -214,6 +228,7 @@ def _drop_noops(graph: fx.Graph) -> None:
         )
         if name in ("contiguous", "to", "view", "reshape", "expand", "flatten", "_unsafe_view", "type_as", "expand_as"):
             idle = same and value.stride() == before.stride() and not _copies(node)
+            idle = idle and not (name == "contiguous" and layout_varies(roots[node]))
         if idle and same and all(user.op != "output" or not _is_owned(source) for user in node.users):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
