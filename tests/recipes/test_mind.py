@@ -59,8 +59,8 @@ def plan_request(task: Task, attempts: list[Attempt] | None = None, *, gap: floa
     )
 
 
-def plan_for(task: Task) -> Plan:
-    return mind().planner.plan(plan_request(task))
+def plan_for(task: Task, *, gap: float = 4e-4) -> Plan:
+    return mind().planner.plan(plan_request(task, gap=gap))
 
 
 def code_request(task: Task, idea: Idea, step: int = -1, *, failed: Failure | None = None) -> CodeRequest:
@@ -82,12 +82,24 @@ def test_the_mind_is_free_and_named() -> None:
     assert not recipes.paid
 
 
-def test_a_cuda_plan_offers_kernels_with_host_kernels_and_host() -> None:
-    plan = plan_for(make_task(CHAIN, "cuda"))
-    assert {"kernels and host", "kernels only", "host only"} <= {idea.name for idea in plan.ideas}
-    best = plan.ideas[0]
-    assert best.steps[-1].predicted_gain > 1
-    assert all(step.recipes and step.acceptance for idea in plan.ideas for step in idea.steps)
+def test_where_gaps_dominate_the_first_candidate_is_complete() -> None:
+    (idea,) = plan_for(make_task(CHAIN, "cuda")).ideas
+    assert idea.name == "kernels and host"
+    (step,) = idea.steps
+    assert {"pointwise", "row_reduction", "cuda_graph"} <= set(step.recipes)
+    assert step.predicted_gain > 1
+    assert step.acceptance
+
+
+def test_without_gaps_no_graph_is_tried() -> None:
+    (idea,) = plan_for(make_task(CHAIN, "cuda"), gap=2e-5).ideas
+    assert idea.name == "kernels only"
+    assert "cuda_graph" not in idea.steps[0].recipes
+
+
+def test_where_a_graph_may_pay_the_kernels_are_measured_first() -> None:
+    (idea,) = plan_for(make_task(CHAIN, "cuda"), gap=1.7e-4).ideas
+    assert ["cuda_graph" in step.recipes for step in idea.steps] == [False, True]
 
 
 def test_a_plan_without_a_rewrite_says_so() -> None:
@@ -119,7 +131,7 @@ def test_replanning_leaves_out_what_was_tried() -> None:
 
 def test_later_steps_keep_the_recipes_of_earlier_ones() -> None:
     task = make_task(CHAIN, "cuda")
-    idea = next(idea for idea in plan_for(task).ideas if idea.name == "kernels and host")
+    (idea,) = plan_for(task, gap=1.7e-4).ideas
     first, last = (mind().coder.code(code_request(task, idea, step)) for step in (0, -1))
     assert "_Graph" not in first.files["program.py"]
     assert "_Graph" in last.files["program.py"]

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from stitchcuda.recipes.base import Gain, Rewriter
 
 HOST = ("cuda_graph", "host_overlap")
-WORTH_A_GRAPH = 1.01
-"""Predicted speedup from which a CUDA graph joins the kernels."""
+LAUNCH_BOUND = 0.05
+"""Share of the wall time that the device idles between launches, from which a CUDA graph is considered."""
+WORTH_A_GRAPH = 1.02
+"""Predicted speedup over the kernels alone from which a CUDA graph joins them."""
+CERTAIN_GRAPH = 1.1
+"""Predicted speedup from which the kernels are not measured without the graph first."""
 GRAPH_NODE_SECONDS = 1.2e-6
 """Kernel to kernel inside a CUDA graph (measured on an H200: 1.0 to 1.4 microseconds)."""
 
@@ -34,7 +38,7 @@ class RecipePlanner:
     """Tries every recipe on the captured graph and plans with those that applied."""
 
     def plan(self, request: PlanRequest) -> Plan:
-        """Two to four ideas, the most promising first; none, with the reason, when no recipe applies."""
+        """One or two ideas, the most promising first; none, with the reason, when no recipe applies."""
         bottleneck = f"{request.profile.bottleneck}: {request.profile.evidence}"
         try:
             survey = survey_recipes(request.task, request.device)
@@ -87,26 +91,48 @@ def survey_recipes(task: Task, device: Device) -> Survey:
 
 
 def _ideas(survey: Survey, request: PlanRequest) -> list[Idea]:
+    """One complete program where the prediction is clear, since each candidate costs time on the device."""
     kernels = [name for name in survey.gains if name not in HOST]
-    saved = sum(gain.seconds for name in kernels for gain in survey.gains[name])
     host = [name for name in survey.gains if name in HOST]
-    joined = [name for name in host if name != "cuda_graph" or _graph_speedup(request, survey, saved) >= WORTH_A_GRAPH]
-    ideas = []
     everything = f"{request.profile.bottleneck}: {request.profile.evidence}"
-    if kernels and joined:
-        steps = [_kernel_step(survey, kernels, request), _host_step(survey, joined, request, saved)]
-        ideas.append(Idea(name="kernels and host", rationale=everything, steps=steps))
-    if kernels:
-        step = _kernel_step(survey, kernels, request)
-        ideas.append(Idea(name="kernels only", rationale=_evidence(survey, kernels), steps=[step]))
-    if host and (not kernels or _graph_speedup(request, survey, 0.0) >= WORTH_A_GRAPH):
+    if not kernels:
         step = _host_step(survey, host, request, 0.0)
-        ideas.append(Idea(name="host only", rationale=_evidence(survey, host), steps=[step]))
+        return [Idea(name="host only", rationale=_evidence(survey, host), steps=[step])]
+    saved = sum(gain.seconds for name in kernels for gain in survey.gains[name])
+    alone = _kernel_step(survey, kernels, request)
+    more = _graph_speedup(request, survey, saved) / alone.predicted_gain if "cuda_graph" in host else 1.0
+    joined = [name for name in host if name != "cuda_graph" or (_has_gaps(request) and more >= WORTH_A_GRAPH)]
+    ideas = []
+    if joined:
+        after = _host_step(survey, joined, request, saved)
+        steps = [_both(alone, after)] if "cuda_graph" not in joined or more >= CERTAIN_GRAPH else [alone, after]
+        ideas.append(Idea(name="kernels and host", rationale=everything, steps=steps))
+    else:
+        ideas.append(Idea(name="kernels only", rationale=_evidence(survey, kernels), steps=[alone]))
     layers = [name for name in kernels if name not in ("pointwise", "row_reduction")]
-    if layers and len(layers) < len(kernels):
+    if layers and len(layers) < len(kernels) and request.device.target.kind == "cpu":
         why = "the layers' own rewrites without generic fusion: " + _evidence(survey, layers)
         ideas.append(Idea(name="layers only", rationale=why, steps=[_kernel_step(survey, layers, request)]))
-    return sorted(ideas, key=lambda idea: -idea.steps[-1].predicted_gain)[:4]
+    return ideas
+
+
+def _has_gaps(request: PlanRequest) -> bool:
+    """The device waits for launches long enough that a CUDA graph can pay for its copies."""
+    timeline = request.profile.timeline
+    return timeline.gap_seconds >= LAUNCH_BOUND * timeline.wall_seconds
+
+
+def _both(kernels: Step, host: Step) -> Step:
+    """Kernels and host orchestration as one step."""
+    return Step(
+        title=f"{kernels.title}; {host.title}",
+        operators=kernels.operators,
+        fusion=kernels.fusion,
+        host=f"{host.host}; {kernels.host}",
+        predicted_gain=max(kernels.predicted_gain, host.predicted_gain),
+        acceptance=host.acceptance,
+        recipes=[*kernels.recipes, *host.recipes],
+    )
 
 
 def _kernel_step(survey: Survey, names: list[str], request: PlanRequest) -> Step:
