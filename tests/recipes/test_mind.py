@@ -165,6 +165,23 @@ def test_a_launcher_that_the_messages_name_is_left_out() -> None:
     assert names[1] in [launcher.name for launcher in repaired.manifest.launchers]
 
 
+def test_one_half_then_the_other_then_all_launchers_are_left_out() -> None:
+    task = make_task(CHAIN, "cuda")
+    (idea,) = plan_for(task).ideas
+    seen = []
+    program = mind().coder.code(code_request(task, idea))
+    for _ in range(4):
+        seen.append([launcher.name for launcher in program.manifest.launchers] if program.manifest else [])
+        if not seen[-1]:
+            break
+        program = mind().coder.code(code_request(task, idea, failed=failure(program)))
+    whole, first, second, nothing = seen
+    assert len(whole) == 2
+    assert second == [name for name in whole if name not in first]
+    assert nothing == []
+    assert "_Graph" in program.files["program.py"]
+
+
 def test_repair_ends_when_nothing_is_left() -> None:
     task = make_task(CHAIN)
     idea = plan_for(task).ideas[0]

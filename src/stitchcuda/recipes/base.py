@@ -17,6 +17,7 @@ from torch import fx
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Argument, Dtype, Launcher
 from stitchcuda.recipes.capture import Captured
+from stitchcuda.task.model import Precision
 
 TargetKind = Literal["cuda", "cpu"]
 
@@ -121,6 +122,8 @@ class Rewriter:
     """Inputs that host code moves to the device before the graph reads them."""
     disabled: frozenset[str] = frozenset()
     """Launchers that an earlier program was wrong with; recipes leave their nodes alone."""
+    precision: Precision = "fp32"
+    """The task's precision class; ``tf32`` has float32 tensors too."""
 
     @property
     def target(self) -> TargetKind:
@@ -296,6 +299,8 @@ class Recipe(ABC):
     fusion (60), host orchestration last (90)."""
     title: ClassVar[str] = ""
     """For the Planner: what it does, as a to-do."""
+    severable: ClassVar[bool] = False
+    """Leaves out single launchers that ``Rewriter.disabled`` names; else it is left out as a whole."""
 
     @abstractmethod
     def apply(self, rewriter: Rewriter) -> None:

@@ -11,6 +11,9 @@ from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import Program
 from stitchcuda.recipes.planner import HOST
 
+REPAIRS = 3
+"""Repairs after which nothing more is left out one by one."""
+
 
 class Choice(BaseModel):
     """What a generated Program was made from; its ``notes`` hold it, so that a repair can narrow it down."""
@@ -19,6 +22,7 @@ class Choice(BaseModel):
 
     recipes: list[str]
     disabled: list[str] = Field(default_factory=list, description="launchers left out because they may be wrong")
+    repairs: int = Field(default=0, description="how often something was left out")
 
 
 class RecipeCoder:
@@ -27,8 +31,8 @@ class RecipeCoder:
     def code(self, request: CodeRequest) -> Program:
         """The Program of this step's recipes and those of the steps before it.
 
-        After a failure, what is likely to blame is left out: the launchers that the messages name, else half of
-        those left, else a whole recipe. Raises ProgramError when the step names no recipe or nothing is left.
+        After a failure, what is likely to blame is left out: the launchers that the messages name, else one half of
+        them, then the other half, then all. Raises ProgramError when the step names no recipe or nothing is left.
         """
         choice = Choice(recipes=self._recipes(request))
         if not choice.recipes:
@@ -69,35 +73,40 @@ class RecipeCoder:
             return Choice(recipes=self._recipes(request))
         launchers = [launcher.name for launcher in failed.manifest.launchers] if failed.manifest else []
         messages = self._messages(request)
-        blamed = [name for name in launchers if name in messages]
-        if blamed and len(blamed) < len(launchers):
-            return self._without(request, before, blamed)
         host = [name for name in before.recipes if name in HOST]
-        if host and ("capture" in messages or "graph" in messages.lower()):
-            return Choice(recipes=[n for n in before.recipes if n not in HOST], disabled=before.disabled)
-        if launchers:
+        blamed = [name for name in launchers if name in messages]
+        if before.repairs < REPAIRS and blamed and len(blamed) < len(launchers):
+            return self._without(request, before, blamed)
+        if host and (before.recipes == host or "capture" in messages or "graph" in messages.lower()):
+            return self._left(before, [name for name in before.recipes if name not in HOST])
+        if launchers and before.repairs == 0 and len(launchers) > 1:
             return self._without(request, before, launchers[: (len(launchers) + 1) // 2])
-        if len(before.recipes) > 1:
-            dropped = host[0] if host else before.recipes[-1]
-            return Choice(recipes=[name for name in before.recipes if name != dropped], disabled=before.disabled)
-        raise ProgramError("every recipe of this step was left out in turn and the program still fails")
+        if launchers and before.repairs == 1 and (before.disabled or before.recipes != self._recipes(request)):
+            whole = Choice(recipes=self._recipes(request), repairs=before.repairs)
+            return self._without(request, whole, launchers)
+        return self._left(before, host if launchers else before.recipes[:-1])
+
+    def _left(self, before: Choice, recipes: list[str]) -> Choice:
+        if not recipes:
+            raise ProgramError("every recipe of this step was left out in turn and the program still fails")
+        return Choice(recipes=recipes, disabled=before.disabled, repairs=before.repairs + 1)
 
     def _without(self, request: CodeRequest, before: Choice, launchers: list[str]) -> Choice:
         """Leave out launchers; one that a whole recipe stands or falls with takes its recipe along."""
+        from stitchcuda.recipes.registry import all_recipes
         from stitchcuda.recipes.write import rewrite
 
         rewriter, _ = rewrite(request.task, request.device, before.recipes, disabled=before.disabled)
+        severable = {recipe.name for recipe in all_recipes() if recipe.severable}
         recipes = list(before.recipes)
         disabled = list(before.disabled)
         for launcher in launchers:
             owner = rewriter.owners.get(launcher, "")
-            if owner in ("pointwise", "row_reduction"):
+            if owner in severable:
                 disabled.append(launcher)
             elif owner in recipes:
                 recipes.remove(owner)
-        if not recipes:
-            raise ProgramError("every recipe of this step was left out in turn and the program still fails")
-        return Choice(recipes=recipes, disabled=disabled)
+        return self._left(before.model_copy(update={"disabled": disabled}), recipes)
 
     def _messages(self, request: CodeRequest) -> str:
         parts = []

@@ -18,6 +18,7 @@ class Pointwise(Recipe):
     name: ClassVar[str] = "pointwise"
     title: ClassVar[str] = "Fuse chains of pointwise operators into one kernel each"
     order: ClassVar[int] = 62
+    severable: ClassVar[bool] = True
 
     def apply(self, rewriter: Rewriter) -> None:
         """Fuse every chain that pays."""

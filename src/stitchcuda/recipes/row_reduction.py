@@ -18,6 +18,7 @@ class RowReduction(Recipe):
     name: ClassVar[str] = "row_reduction"
     title: ClassVar[str] = "Fuse row reductions (softmax, LayerNorm, RMSNorm, means) with their pointwise neighbours"
     order: ClassVar[int] = 60
+    severable: ClassVar[bool] = True
 
     def apply(self, rewriter: Rewriter) -> None:
         """Fuse every group with a reduction that pays."""

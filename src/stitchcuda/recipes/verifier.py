@@ -5,6 +5,7 @@ from __future__ import annotations
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.roles import VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.program.model import Program
 
 NOISE = 0.02
 """Speedups closer than this are not told apart."""
@@ -27,7 +28,7 @@ class RecipeVerifier:
         """Retry what failed, replan what is refuted, go on with what is correct, stop at the hardware's bound."""
         evaluation = request.evaluation
         if not evaluation.passed:
-            return self._failed(evaluation)
+            return self._failed(evaluation, request.program)
         evidence = _figures(request)
         if evaluation.sol is not None and evaluation.sol.fraction >= NEAR_BOUND:
             bound = f"{evaluation.sol.fraction:.0%} of the {evaluation.sol.binds} bound"
@@ -52,9 +53,10 @@ class RecipeVerifier:
             suggestion=_suggestion(request),
         )
 
-    def _failed(self, evaluation: Evaluation) -> Feedback:
+    def _failed(self, evaluation: Evaluation, program: Program) -> Feedback:
         evidence = (evaluation.log or evaluation.message)[:2000]
-        mark = f"{evaluation.status}:{_first_launcher(evidence) or evaluation.message[:80]}"
+        # What is left in the program is part of the mark: leaving out the other half is another try.
+        mark = f"{evaluation.status}:{_first_launcher(evidence) or evaluation.message[:80]}:{program.notes}"
         if evaluation.status in SUGGESTIONS:
             return Feedback(
                 route="retry",
