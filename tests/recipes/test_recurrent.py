@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from stitchcuda.recipes.capture import capture
 from stitchcuda.recipes.recurrent import Recurrent, stack_of
 from stitchcuda.recipes.recurrent_kernel import Cost, Stack, Tiling, arguments, source, tilings
 from stitchcuda.recipes.write import write_program
+from stitchcuda.task.model import Target
 from tests.recipes.emulation import compiles, emulate, gpu, load_emulated, needs_nvcc, task_of
 
 TASK = """
@@ -82,6 +84,7 @@ def results(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize(
     ("kind", "layers", "bidirectional", "batch_first", "bias", "launches"),
     [
@@ -99,15 +102,21 @@ def test_a_program_with_persistent_kernels_computes_what_the_reference_does(
     batch_first: bool,
     bias: bool,
     launches: int,
+    arch: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     text = recurrent_task(kind, layers=layers, bidirectional=bidirectional, batch_first=batch_first, bias=bias)
-    program = write_program(task_of(text), gpu(8), [Recurrent.name])
+    device = gpu(8).model_copy(update={"target": Target(kind="cuda", arch=arch)})
+    program = write_program(task_of(text), device, [Recurrent.name])
     assert program.manifest is not None
     name = program.manifest.launchers[0].name
     assert program.files["program.py"].count(f" {name}(") == launches
-    module = load_emulated(program, tmp_path, monkeypatch)
+    same_results(text, load_emulated(program, tmp_path, monkeypatch))
+
+
+def same_results(text: str, module: ModuleType) -> None:
+    """The Program's results are the reference's."""
     scope: dict[str, object] = {}
     exec(compile(text, "task", "exec"), scope)
     torch.manual_seed(1)
@@ -120,6 +129,26 @@ def test_a_program_with_persistent_kernels_computes_what_the_reference_does(
     assert [tuple(t.shape) for t in got] == [tuple(t.shape) for t in expected]
     for mine, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "batch", "tiling"),
+    [
+        ("GRU", 3, Tiling(False, 2, 2, 16, 6, True)),
+        ("LSTM", 5, Tiling(False, 2, 1, 8, 4, True)),
+        ("LSTM", 3, Tiling(False, 3, 3, 12, 8, True)),
+        ("GRU", 4, Tiling(False, 4, 2, 4, 12, True)),
+    ],
+)
+def test_states_go_from_block_to_block_within_a_cluster(
+    kind: str, batch: int, tiling: Tiling, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stitchcuda.recipes.recurrent._best", lambda stack, rewriter: tiling)
+    text = recurrent_task(kind, layers=2, bidirectional=True, batch=batch, steps=7)
+    program = write_program(task_of(text), gpu(), [Recurrent.name])
+    assert program.manifest is not None
+    assert all("_cluster_" in launcher.name for launcher in program.manifest.launchers)
+    same_results(text, load_emulated(program, tmp_path, monkeypatch))
 
 
 LAST = """
@@ -152,17 +181,7 @@ def test_the_last_layer_runs_one_step_in_reverse_when_nobody_reads_the_others(
     program = write_program(task_of(text), gpu(8), [Recurrent.name])
     assert program.manifest is not None
     assert len(program.manifest.launchers) == launchers
-    scope: dict[str, object] = {}
-    exec(compile(text, "task", "exec"), scope)
-    torch.manual_seed(1)
-    reference = scope["Model"]()  # type: ignore[operator]
-    torch.manual_seed(1)
-    own = load_emulated(program, tmp_path, monkeypatch).ModelNew()
-    inputs = scope["get_inputs"]()  # type: ignore[operator]
-    with torch.no_grad():
-        expected, got = results(reference(*inputs)), results(own(*inputs))
-    for mine, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=2e-6)
+    same_results(text, load_emulated(program, tmp_path, monkeypatch))
 
 
 PROJECTED = """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -92,22 +93,30 @@ def _seconds(stack: Stack, tiling: Tiling) -> float:
 
 def _best(stack: Stack, rewriter: Rewriter) -> Tiling | None:
     device = rewriter.device
-    found = [
-        tiling
-        for wavefront in (True, False)
-        for tiling in tilings(
+    found: list[Tiling] = []
+    for wavefront, cluster in ((True, False), (False, False), (False, True)):
+        if cluster and not has_clusters(device.target.arch):
+            continue
+        found += tilings(
             stack,
             wavefront=wavefront,
+            cluster=cluster,
             multiprocessors=device.multiprocessors,
             shared_memory=device.shared_memory_per_block,
         )[:1]
-    ]
     return min(found, key=lambda tiling: _seconds(stack, tiling), default=None)
+
+
+def has_clusters(arch: str) -> bool:
+    """Whether an architecture such as sm_90a has thread block clusters."""
+    digits = re.sub(r"\D", "", arch)
+    return digits != "" and int(digits) >= 90
 
 
 def _name(stack: Stack, tiling: Tiling) -> str:
     key = hashlib.sha256(f"{stack}{tiling}".encode()).hexdigest()[:6]
-    return f"{stack.kind}_{'stack' if tiling.wavefront else 'layer'}_{key}"
+    how = "stack" if tiling.wavefront else "cluster" if tiling.cluster else "layer"
+    return f"{stack.kind}_{how}_{key}"
 
 
 def _launcher(stack: Stack, tiling: Tiling) -> Launcher:

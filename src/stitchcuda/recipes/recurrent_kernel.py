@@ -27,6 +27,15 @@ ISSUE_FACTORS = {True: 0.93, False: 2.3}
 
 These constants fit 16 tilings measured on an H200 (GRU and LSTM, B 10, H 256) within 7 %."""
 
+CLUSTER_EXCHANGE_CLOCKS = 900
+"""The exchange through the shared memory of a cluster with the gates' arithmetic; an estimate."""
+
+CLUSTER_ISSUE_FACTOR = 1.3
+"""Measured over counted issue slots within a cluster; an estimate."""
+
+CLUSTER_SIZE = 8
+"""CTAs of a cluster that every device with clusters can hold."""
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -61,6 +70,7 @@ class Tiling:
     batch_step: int = field(metadata={"doc": "batch rows accumulated at once; divides batch_tile"})
     units: int = field(metadata={"doc": "hidden units of a CTA"})
     rows_per_warp: int = field(metadata={"doc": "weight rows a warp keeps in registers"})
+    cluster: bool = field(default=False, metadata={"doc": "states go from shared memory to shared memory"})
 
 
 @dataclass(frozen=True)
@@ -97,7 +107,7 @@ class Cost:
         t = self.tiling
         pairs = -(-t.units * t.batch_tile // (32 * self.role_warps))
         fetches = -(-t.batch_tile * self.stack.hidden // (128 * self.role_warps))
-        working = max(t.rows_per_warp * t.batch_step + 8, 6 * fetches)
+        working = max(t.rows_per_warp * t.batch_step + 8, 0 if t.cluster else 6 * fetches)
         return t.rows_per_warp * columns + working + pairs * (4 * self.stack.gates + 6) + 36
 
     @cached_property
@@ -106,6 +116,8 @@ class Cost:
         t = self.tiling
         state = t.batch_tile * self.stack.hidden
         partials = self.role_warps * t.rows_per_warp * t.batch_tile
+        if t.cluster:
+            return 4 * (4 + 2 * state + partials)
         return 4 * (2 * state + 3 * partials if t.wavefront else state + partials)
 
     @cached_property
@@ -126,12 +138,17 @@ class Cost:
         issue = multiply + loads / 4 + rounds * (shuffles + extra) + 40
         pipe = loads + rounds * shuffles
         busy = max(-(-self.warps // 4) * issue, self.warps * pipe)
+        if t.cluster:
+            return CLUSTER_ISSUE_FACTOR * busy + CLUSTER_EXCHANGE_CLOCKS
         return ISSUE_FACTORS[t.wavefront] * busy + ROW_CLOCKS * max(t.batch_tile, FEWEST_ROWS) + EXCHANGE_CLOCKS
 
     def fits(self, multiprocessors: int, shared_memory: int) -> bool:
         """Whether all CTAs are resident at once, one an SM, without spilling."""
         limit = min(255, 65536 // (32 * self.warps) // 8 * 8) if self.warps <= 32 else 0
-        return self.ctas <= multiprocessors and self.registers <= limit and self.shared_bytes <= shared_memory
+        clusters = 0.85 if self.tiling.cluster else 1.0  # multiprocessors that whole clusters fill
+        return (
+            self.ctas <= multiprocessors * clusters and self.registers <= limit and self.shared_bytes <= shared_memory
+        )
 
 
 def supported(stack: Stack) -> bool:
@@ -139,9 +156,11 @@ def supported(stack: Stack) -> bool:
     return stack.hidden % 32 == 0 and 32 <= stack.hidden <= 1024 and stack.batch >= 1 and stack.steps >= 1
 
 
-def tilings(stack: Stack, *, wavefront: bool, multiprocessors: int, shared_memory: int) -> list[Tiling]:
-    """All tilings that fit the device, fastest predicted first."""
-    if not supported(stack) or (wavefront and (stack.bidirectional or stack.layers < 2)):
+def tilings(
+    stack: Stack, *, wavefront: bool, multiprocessors: int, shared_memory: int, cluster: bool = False
+) -> list[Tiling]:
+    """All tilings that fit the device, fastest predicted first; with ``cluster`` those of clusters alone."""
+    if not supported(stack) or (wavefront and (cluster or stack.bidirectional or stack.layers < 2)):
         return []
     found: list[tuple[float, Tiling]] = []
     for batch_tile in range(1, min(stack.batch, 32) + 1):
@@ -150,12 +169,12 @@ def tilings(stack: Stack, *, wavefront: bool, multiprocessors: int, shared_memor
             continue
         step = max(n for n in range(1, min(batch_tile, 6) + 1) if batch_tile % n == 0)
         for units in (2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64):
-            if units > stack.hidden:
+            if units > stack.hidden or (cluster and (units % 4 or not 2 <= -(-stack.hidden // units) <= CLUSTER_SIZE)):
                 continue
             for rows in (2, 3, 4, 6, 8, 12, 16):
                 if stack.gates * units % rows:
                     continue
-                tiling = Tiling(wavefront, batch_tile, step, units, rows)
+                tiling = Tiling(wavefront, batch_tile, step, units, rows, cluster)
                 cost = Cost(stack, tiling)
                 if cost.fits(multiprocessors, shared_memory):
                     found.append((cost.clocks_per_step, tiling))
@@ -166,7 +185,7 @@ def arguments(stack: Stack, tiling: Tiling) -> list[tuple[str, str]]:
     """(name, role) of the launcher's tensors in C order; all float32 and contiguous.
 
     ``x`` is ``W_ih·input + b_ih`` of the first layer (of the layer): ``[steps, batch, directions * gates * hidden]``;
-    ``out`` is ``[steps, batch, directions * hidden]``. ``h0``, ``c0``, ``h_n`` and ``c_n`` hold the launch's chains in order,
+    ``out`` is ``[steps, batch, directions * hidden]``. ``h0``, ``c0``, ``h_n`` and ``c_n`` hold the chains in order,
     ``[chains, batch, hidden]``. ``work`` holds the outputs of all layers but the last.
     """
     names = [("x", "input")]
@@ -204,6 +223,7 @@ def source(stack: Stack, tiling: Tiling, name: str) -> str:
     }
     lines = [f"constexpr int {key} = {value};" for key, value in constants.items()]
     lines += [
+        f"constexpr bool CLUSTER = {str(tiling.cluster).lower()};",
         f"constexpr bool INPUT_INSIDE = {str(tiling.wavefront).lower()};",
         f"constexpr bool BIDIRECTIONAL = {str(stack.bidirectional).lower()};",
         f"constexpr long long X_STEP = {stack.batch * wide}, X_ROW = {wide};",
@@ -235,7 +255,7 @@ def _launcher(stack: Stack, tiling: Tiling, name: str) -> str:
         at = f" + {i * cells}"
         state = [f"h0{at}", f"c0{at}" if lstm else "nullptr", out, f"h_n{at}", f"c_n{at}" if lstm else "nullptr"]
         lines.append(f"  chains.of[{i}] = {{{', '.join([x, *weights, *state])}}};")
-    fills = [("out", sequence)]
+    fills = [] if tiling.cluster else [("out", sequence)]
     if tiling.wavefront:
         fills.append(("work", (stack.layers - 1) * sequence))
     for buffer, floats in fills:

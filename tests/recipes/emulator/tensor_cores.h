@@ -165,6 +165,12 @@ inline void copy_tile(void* to, const void* from, int bytes, uint64_t* barrier, 
     b.check();
   }
 }
+inline void send(float* place, int rank, const float4& v, uint64_t* barrier) {
+  std::memcpy(emulator::at_block(place, rank), &v, sizeof v);
+  auto& b = emulator::memory_barrier(emulator::at_block(barrier, rank));
+  b.bytes -= (int)sizeof v;
+  b.check();
+}
 inline int cluster_rank() { return (int)(emulator::current->block.y % emulator::cluster); }
 inline void cluster_sync() {
   emulator::Block& first = emulator::block_of_cluster(0);

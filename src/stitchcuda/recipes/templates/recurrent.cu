@@ -6,7 +6,14 @@
 // values they need until none is the sentinel. Every value carries its own validity, so relaxed 4-byte accesses
 // suffice and no flag, fence or grid barrier lies on the path from one step to the next. A reader that waits longer
 // than TIMEOUT_NS goes on with the sentinel: the outputs are then NaN, and the kernel ends.
+//
+// With CLUSTER the CTAs of one chain and batch tile are a thread block cluster. They send their states into each
+// other's shared memory, double-buffered, and wait on a transaction barrier there; the output is only written. A
+// buffer is free again when its reader's own state has arrived everywhere: a CTA sends the state of step s after it
+// has read that of step s - 1, and nobody sends step s + 1 without it.
 #include <cuda_runtime.h>
+
+#include <cstdint>
 
 // @CONFIG@
 
@@ -20,12 +27,14 @@ constexpr int ROLE_THREADS = ROLE_WARPS * 32;
 constexpr int THREADS = INPUT_INSIDE ? 2 * ROLE_THREADS : ROLE_THREADS;
 constexpr int STATE = BATCH_TILE * HIDDEN;                                  // floats of one hidden state tile
 constexpr int PARTIALS = ROLE_WARPS * ROWS_PER_WARP * BATCH_TILE;
-constexpr int SHARED_FLOATS = INPUT_INSIDE ? 2 * STATE + 3 * PARTIALS : STATE + PARTIALS;
+constexpr int BARRIER_FLOATS = CLUSTER ? 4 : 0;                             // two transaction barriers
+constexpr int SHARED_FLOATS = BARRIER_FLOATS + (INPUT_INSIDE ? 2 * STATE + 3 * PARTIALS : (CLUSTER ? 2 : 1) * STATE + PARTIALS);
 constexpr int PAIRS = (UNITS * BATCH_TILE + ROLE_THREADS - 1) / ROLE_THREADS;  // (unit, batch row) pairs per thread
 constexpr int FETCHES = (STATE / 4 + ROLE_THREADS - 1) / ROLE_THREADS;
 constexpr int CTAS = CHAINS * BATCH_TILES * SLICES;
 constexpr unsigned SENTINEL = 0xffffffffu;
 constexpr long long TIMEOUT_NS = 2000000000ll;
+static_assert(!CLUSTER || (!INPUT_INSIDE && UNITS % 4 == 0 && SLICES <= 8), "unsupported cluster");
 static_assert(HIDDEN % 32 == 0 && BATCH_TILE % BATCH_STEP == 0, "unsupported tile");
 
 // Barriers: one per role, and a full/empty pair per slot of the input projection's double buffer.
@@ -57,6 +66,48 @@ static __device__ __forceinline__ long long nanoseconds() {
 static __device__ __forceinline__ float* shared_memory() {
   extern __shared__ float4 dynamic_shared[];
   return reinterpret_cast<float*>(dynamic_shared);
+}
+
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define WITH_CLUSTERS(...) __VA_ARGS__
+#else
+#define WITH_CLUSTERS(...) __trap()
+#endif
+[[maybe_unused]] static __device__ __forceinline__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
+static __device__ __forceinline__ void cluster_sync() {
+  WITH_CLUSTERS(asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::: "memory"));
+}
+static __device__ __forceinline__ void barrier_init(uint64_t* barrier, int arrivals) {
+  WITH_CLUSTERS(asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals)
+                             : "memory"));
+}
+static __device__ __forceinline__ void barriers_ready() {
+  WITH_CLUSTERS(asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"));
+}
+static __device__ __forceinline__ void barrier_expect(uint64_t* barrier, int bytes) {
+  WITH_CLUSTERS(asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
+                             : "memory"));
+}
+static __device__ __forceinline__ bool barrier_done(uint64_t* barrier, int parity) {
+  unsigned done = 0;
+  WITH_CLUSTERS(asm volatile("{\n\t.reg .pred p;\n\t"
+                             "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\n\t"
+                             "selp.u32 %0, 1, 0, p;\n\t}"
+                             : "=r"(done)
+                             : "r"(shared_address(barrier)), "r"(parity)
+                             : "memory"));
+  return done != 0;
+}
+// Stores to the same place in CTA ``rank`` of the cluster, and counts the bytes on its barrier.
+static __device__ __forceinline__ void send(float* place, int rank, const float4& v, uint64_t* barrier) {
+  WITH_CLUSTERS(asm volatile(
+      "{\n\t.reg .b32 to, on;\n\t"
+      "mapa.shared::cluster.u32 to, %0, %6;\n\t"
+      "mapa.shared::cluster.u32 on, %1, %6;\n\t"
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%2, %3, %4, %5}, [on];\n\t}" ::"r"(
+          shared_address(place)),
+      "r"(shared_address(barrier)), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"(rank)
+      : "memory"));
 }
 #endif
 
@@ -277,7 +328,7 @@ static __device__ __forceinline__ void project_input(const Chain& chain, const f
 }
 
 static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, bool input_inside, int rows, int batch0, int unit0,
-                                      float* state, float* partials, const float* slots) {
+                                      float* states, float* partials, const float* slots, uint64_t* transactions) {
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   float w[ROWS_PER_WARP][COLUMNS];
   load_weights(chain.w_hh, warp, lane, unit0, w);
@@ -308,9 +359,23 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
     }
   }
 
+  const int expected = rows * HIDDEN * (int)sizeof(float);
+  if (CLUSTER) {
+    for (int i = thread; i < STATE; i += ROLE_THREADS) states[STATE + i] = 0.f;  // for rows that nobody sends
+    if (thread == 0) {
+      barrier_init(transactions, 1);
+      barrier_init(transactions + 1, 1);
+      barriers_ready();
+      barrier_expect(transactions, expected);
+      barrier_expect(transactions + 1, expected);
+    }
+    cluster_sync();
+  }
+
   Watch watch;
   for (int step = 0; step < STEPS; ++step) {
     const int t = reversed ? STEPS - 1 - step : step;
+    float* state = CLUSTER ? states + step % 2 * STATE : states;
     float x[PAIRS][GATES];
 #pragma unroll
     for (int k = 0; k < PAIRS; ++k) {
@@ -327,22 +392,29 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
     if (step == 0) {
       for (int i = thread; i < STATE; i += ROLE_THREADS)
         state[i] = chain.h0 && i / HIDDEN < rows ? chain.h0[(batch0 + i / HIDDEN) * HIDDEN + i % HIDDEN] : 0.f;
+    } else if (CLUSTER) {
+      // Barrier ``step % 2`` completes for the steps of its parity in turn, beginning with step 1 or 2.
+      watch.restart();
+      while (!barrier_done(transactions + step % 2, (step - 1) / 2 % 2) && !watch.wait_is_over()) {
+      }
+      if (thread == 0 && step + 2 < STEPS) barrier_expect(transactions + step % 2, expected);
     } else {
       const int before = reversed ? t + 1 : t - 1;
       fetch(chain.out + before * (long long)OUT_STEP + batch0 * (long long)OUT_ROW, rows, state, thread, watch);
     }
-    barrier_sync(RECURRENT_READY, ROLE_THREADS);
+    if (!CLUSTER || step == 0) barrier_sync(RECURRENT_READY, ROLE_THREADS);
     multiply(w, state, partials, place, lane);
     barrier_sync(RECURRENT_READY, ROLE_THREADS);
     const float* projected = slots + (step % 2) * PARTIALS;
     if (input_inside) barrier_sync(SLOT_FULL + step % 2, THREADS);
 #pragma unroll
     for (int k = 0; k < PAIRS; ++k) {
-      if (!mine[k]) continue;
+      if (!CLUSTER && !mine[k]) continue;
+      const int here = mine[k] ? row_of[k] : 0;  // with CLUSTER, all lanes go along to exchange their values
       float a[GATES];
 #pragma unroll
       for (int g = 0; g < GATES; ++g) {
-        const int cell = (g * UNITS + unit_of[k]) * BATCH_TILE + row_of[k];
+        const int cell = (g * UNITS + unit_of[k]) * BATCH_TILE + here;
         a[g] = partials[cell] + bias[k][g];
         if (input_inside) x[k][g] = projected[cell] + input_bias[k][g];
       }
@@ -359,6 +431,20 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
         c[k] = forget * c[k] + in * cell;
         h[k] = out * tanhf(c[k]);
       }
+      if (CLUSTER) {
+        if (watch.expired) h[k] = __uint_as_float(0x7fffffffu);
+        float4 v;
+        v.x = __shfl_sync(0xffffffffu, h[k], lane & ~3);
+        v.y = __shfl_sync(0xffffffffu, h[k], (lane & ~3) + 1);
+        v.z = __shfl_sync(0xffffffffu, h[k], (lane & ~3) + 2);
+        v.w = __shfl_sync(0xffffffffu, h[k], (lane & ~3) + 3);
+        if (!mine[k]) continue;
+        float* to = states + (step + 1) % 2 * STATE + row_of[k] * HIDDEN + unit0 + (unit_of[k] & ~3);
+        if (step + 1 < STEPS)
+          for (int rank = lane % 4; rank < SLICES; rank += 4) send(to, rank, v, transactions + (step + 1) % 2);
+        chain.out[t * (long long)OUT_STEP + (batch0 + row_of[k]) * (long long)OUT_ROW + unit0 + unit_of[k]] = h[k];
+        continue;
+      }
       const float value = __float_as_uint(h[k]) == SENTINEL ? __uint_as_float(0x7fffffffu) : h[k];
       store_relaxed(chain.out + t * (long long)OUT_STEP + (batch0 + row_of[k]) * (long long)OUT_ROW + unit0 + unit_of[k], value);
     }
@@ -371,35 +457,55 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
     chain.h_n[cell] = h[k];
     if (GATES == 4) chain.c_n[cell] = c[k];
   }
+  if (CLUSTER) {  // nobody leaves while its shared memory may still be written
+    __syncwarp();
+    cluster_sync();
+  }
 }
 
 static __global__ void __launch_bounds__(THREADS, 1) recurrent_chains(const Chains chains) {
-  const int slice = blockIdx.x % SLICES;
-  const int tile = blockIdx.x / SLICES % BATCH_TILES;
-  const int index = blockIdx.x / (SLICES * BATCH_TILES);
+  const int block = CLUSTER ? blockIdx.y : blockIdx.x;
+  const int slice = block % SLICES;  // the rank in a cluster
+  const int tile = block / SLICES % BATCH_TILES;
+  const int index = block / (SLICES * BATCH_TILES);
   const Chain& chain = chains.of[index];
   const int batch0 = tile * BATCH_TILE;
   const int rows = BATCH - batch0 < BATCH_TILE ? BATCH - batch0 : BATCH_TILE;
   const bool input_inside = INPUT_INSIDE && index > 0;
-  float* state = shared_memory();
-  float* partials = state + STATE;
+  uint64_t* transactions = reinterpret_cast<uint64_t*>(shared_memory());
+  float* state = shared_memory() + BARRIER_FLOATS;
+  float* partials = state + (CLUSTER ? 2 : 1) * STATE;
   float* input_state = partials + PARTIALS;
   float* slots = input_state + STATE;
   if (threadIdx.x < ROLE_THREADS) {
-    recur(chain, BIDIRECTIONAL && index % 2 == 1, input_inside, rows, batch0, slice * UNITS, state, partials, slots);
+    recur(chain, BIDIRECTIONAL && index % 2 == 1, input_inside, rows, batch0, slice * UNITS, state, partials, slots, transactions);
   } else if (INPUT_INSIDE && input_inside) {
     const float* source = chains.of[index > 0 ? index - 1 : 0].out + batch0 * (long long)OUT_ROW;
     project_input(chain, source, rows, slice * UNITS, input_state, slots);
   }
 }
 
-// Fills the exchanged buffers and launches; every CTA must be resident at once, which the cooperative launch checks.
+// Without clusters every CTA must be resident at once, which the cooperative launch checks; clusters are independent.
 static int launch(const Chains& chains, cudaStream_t stream) {
-  Chains copy = chains;
-  void* arguments[] = {&copy};
   const int bytes = SHARED_FLOATS * (int)sizeof(float);
   cudaError_t error = cudaFuncSetAttribute(recurrent_chains, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return (int)error;
+  if (CLUSTER) {
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = attribute.val.clusterDim.z = 1;
+    attribute.val.clusterDim.y = SLICES;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(1, CTAS);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = (size_t)bytes;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return (int)cudaLaunchKernelEx(&config, recurrent_chains, chains);
+  }
+  Chains copy = chains;
+  void* arguments[] = {&copy};
   return (int)cudaLaunchCooperativeKernel(recurrent_chains, dim3(CTAS), dim3(THREADS), arguments, (size_t)bytes, stream);
 }
 
