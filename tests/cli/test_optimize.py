@@ -173,7 +173,7 @@ def test_a_stopped_run_leaves_no_process_and_can_be_resumed(
         below = children(process.pid)
         process.send_signal(sent)
         _, errors = process.communicate(timeout=60)
-        assert process.returncode == code
+        assert process.returncode == code, errors
         deadline = time.monotonic() + 10
         while alive(below) and time.monotonic() < deadline:
             time.sleep(0.1)
