@@ -6,6 +6,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -52,7 +53,7 @@ def emulate(sources: dict[str, str], library: Path) -> None:
             [
                 "g++",
                 "-std=c++17",
-                "-O1",
+                "-O2",
                 "-w",
                 "-fPIC",
                 "-x",
@@ -94,12 +95,12 @@ def load_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return module
 
 
-def compiles(source: str, folder: Path) -> dict[str, str]:
+def compiles(source: str, folder: Path, architectures: Sequence[str] = ARCHITECTURES) -> dict[str, str]:
     """ptxas's report for each architecture; raises with the compiler's words when one fails."""
     path = folder / "kernel.cu"
     path.write_text(source)
     reports = {}
-    for arch in ARCHITECTURES:
+    for arch in architectures:
         command = ["nvcc", f"-gencode=arch=compute_{arch},code=sm_{arch}", "-std=c++17", "-O3", "-cubin"]
         command += ["-Xptxas", "-v", "-o", str(folder / "kernel.cubin"), str(path)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=200)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from stitchcuda.recipes.split_gemm import SplitGemm
 from stitchcuda.recipes.split_gemm_kernel import (
     ACTIVATIONS,
     TILE,
@@ -18,7 +21,8 @@ from stitchcuda.recipes.split_gemm_kernel import (
     tiles,
     tiling,
 )
-from tests.recipes.emulation import compiles, emulate, needs_nvcc
+from stitchcuda.recipes.write import rewrite, write_program
+from tests.recipes.emulation import compiles, emulate, gpu, load_emulated, needs_nvcc, task_of
 
 TILINGS = {
     "mma": Tiling(wgmma=False, stages=3, k_tile=32),
@@ -119,3 +123,112 @@ def test_rows_of_any_magnitude_and_values_that_are_not_finite_give_what_float32_
     got = kernels[name](x, w, activation="relu")
     assert torch.equal(got.isfinite(), eager.isfinite())
     torch.testing.assert_close(got, eager, equal_nan=True, rtol=2e-6, atol=1e-6)
+
+
+TASK = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 136)
+        self.second = nn.Linear(136, 72, bias=False)
+
+    def forward(self, x):
+        return torch.tanh(self.second(self.first(x).{activation}()))
+
+def get_inputs():
+    return [torch.randn({shape}, 64)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_a_program_computes_what_the_reference_does_and_splits_its_weights_once(
+    arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stitchcuda.recipes.split_gemm.WORTH", 0.0)
+    text = TASK.format(shape="2, 3", activation="relu")
+    device = gpu(8)
+    device = device.model_copy(update={"target": device.target.model_copy(update={"arch": arch})})
+    program = write_program(task_of(text), device, [SplitGemm.name])
+    forward = program.files["program.py"].split("def forward")[1]
+    assert forward.count("split_linear_") == 2
+    assert "split_pack_" not in forward
+    assert "relu" not in forward
+    module = load_emulated(program, tmp_path, monkeypatch)
+    scope: dict[str, Any] = {}
+    exec(compile(text, "task", "exec"), scope)
+    torch.manual_seed(1)
+    reference = scope["Model"]()
+    own = module.ModelNew()
+    (x,) = scope["get_inputs"]()
+    own.load_state_dict(reference.state_dict())
+    with torch.no_grad():
+        torch.testing.assert_close(own(x), reference(x), rtol=2e-6, atol=1e-6)
+        for parameter in (*reference.parameters(), *own.parameters()):
+            parameter.mul_(-0.5)
+        own.prepare()
+        torch.testing.assert_close(own(x), reference(x), rtol=2e-6, atol=1e-6)
+
+
+WIDE = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear({k}, {n})
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+def get_inputs():
+    return [torch.randn({m}, {k})]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def gains(text: str, precision: str = "fp32", arch: str = "sm_90") -> list[str]:
+    """Recipes that found something to do in a task."""
+    device = gpu()
+    device = device.model_copy(update={"target": device.target.model_copy(update={"arch": arch})})
+    task = task_of(text).model_copy(update={"precision": precision})
+    return [gain.recipe for gain in rewrite(task, device, [SplitGemm.name])[1]]
+
+
+def test_it_applies_where_the_float32_pipe_binds_and_leaves_the_rest_to_the_library() -> None:
+    assert gains(WIDE.format(m=128, n=32768, k=16384)) == [SplitGemm.name]
+    assert gains(WIDE.format(m=128, n=32768, k=16384), "tf32") == []
+    assert gains(WIDE.format(m=8, n=32768, k=16384)) == []
+    assert gains(WIDE.format(m=128, n=64, k=64)) == []
+    assert gains(WIDE.format(m=128, n=32768, k=16381)) == []
+    assert gains(WIDE.format(m=128, n=32768, k=16384), arch="sm_75") == []
+    assert gains(WIDE.format(m=128, n=32768, k=16384), arch="sm_120") == []
+
+
+def test_k_is_cut_only_where_blocks_would_be_idle() -> None:
+    chosen = tiling("sm_90", 232448)
+    assert chosen is not None
+    assert splits(128, 32768, 32768, 132, chosen) == 1
+    assert splits(128, 2048, 8192, 132, chosen) > 1
+    assert not supported(128, 3, 64)
+    assert not supported(128, 64, 60)
+
+
+@needs_nvcc
+@pytest.mark.parametrize(("arch", "memory"), [("80", 166912), ("90a", 232448), ("120a", 101376)])
+def test_every_architecture_has_a_tiling_that_compiles_without_spills(arch: str, memory: int, tmp_path: Path) -> None:
+    chosen = tiling(f"sm_{arch}", memory)
+    assert chosen is not None
+    assert chosen.shared_bytes <= memory
+    report = compiles(source(chosen), tmp_path, [arch])[arch]
+    assert re.findall(r"(\d+) bytes spill stores", report)
+    assert set(re.findall(r"(\d+) bytes spill stores", report)) == {"0"}
+    assert "serializ" not in report

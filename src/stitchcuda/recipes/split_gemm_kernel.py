@@ -71,11 +71,11 @@ def supported(m: int, n: int, k: int) -> bool:
 
 
 def tiling(arch: str, shared_memory: int) -> Tiling | None:
-    """The tiling for an architecture such as ``sm_90a`` and its shared memory per block in bytes; None if none fits."""
+    """The tiling for an architecture such as ``sm_90`` and its shared memory per block in bytes; None if none fits."""
     number = "".join(c for c in arch if c.isdigit())
     if not number or int(number) < 80:
         return None
-    if arch.removeprefix("sm_") == "90a":
+    if number == "90":
         choice = Tiling(wgmma=True, stages=3, cluster=2)
         if choice.shared_bytes <= shared_memory:
             return choice

@@ -26,7 +26,7 @@ def rewrite(
 
     ``disabled`` are launchers that must not be generated. Raises CaptureError when the reference cannot be read.
     """
-    rewriter = Rewriter(_captured(task).copy(), device, disabled=frozenset(disabled))
+    rewriter = Rewriter(_captured(task).copy(), device, disabled=frozenset(disabled), precision=task.precision)
     for recipe in all_recipes():
         if recipe.name in names and rewriter.target in recipe.targets:
             before = set(rewriter.launchers)

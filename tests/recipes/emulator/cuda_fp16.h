@@ -11,9 +11,17 @@ inline __half __float2half_rn(float value) {
   std::memcpy(&result.bits, &rounded, 2);
   return result;
 }
-inline float __half2float(__half value) {
-  _Float16 wide;
-  std::memcpy(&wide, &value.bits, 2);
-  return (float)wide;
-}
+struct HalfTable {
+  float values[65536];
+  HalfTable() {
+    for (unsigned i = 0; i < 65536; ++i) {
+      const uint16_t bits = (uint16_t)i;
+      _Float16 value;
+      std::memcpy(&value, &bits, 2);
+      values[i] = (float)value;
+    }
+  }
+};
+inline const HalfTable half_table;
+inline float __half2float(__half value) { return half_table.values[value.bits]; }
 inline uint16_t __half_as_ushort(__half value) { return value.bits; }

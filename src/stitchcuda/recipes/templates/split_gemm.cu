@@ -22,7 +22,7 @@ constexpr int PLANE = TILE * K_TILE;         // float16 values of hi, or of lo, 
 constexpr int PLANE_BYTES = PLANE * 2;
 constexpr int STAGE_BYTES = 4 * PLANE_BYTES;  // hi and lo of both operands
 constexpr int CHUNKS = K_TILE / 8;           // 16-byte pieces of a row
-constexpr int SPLIT_THREADS = 512;
+constexpr int SPLIT_THREADS = 512;           // at most
 static_assert(K_TILE == 32 || K_TILE == 64, "a row of a tile is 64 or 128 bytes");
 
 #ifdef __CUDACC__
@@ -53,6 +53,7 @@ static __device__ __forceinline__ uint32_t packed(__half a, __half b) {
 
 // One block a row: the largest finite value, then the split.
 static __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const Split p) {
+  const int threads = (int)blockDim.x;
   __shared__ unsigned shared_largest[SPLIT_THREADS / 32];
   __shared__ unsigned shared_special[SPLIT_THREADS / 32];
   const int row = blockIdx.x;
@@ -61,7 +62,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const Split p
   const bool exists = row < p.rows;
   unsigned largest = 0, special = 0;
   if (exists) {
-    for (int c = threadIdx.x * 4; c < p.columns; c += SPLIT_THREADS * 4) {
+    for (int c = threadIdx.x * 4; c < p.columns; c += threads * 4) {
       const float4 v = *reinterpret_cast<const float4*>(x + c);
       const float values[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
@@ -83,8 +84,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const Split p
     shared_special[threadIdx.x / 32] = special;
   }
   __syncthreads();
-#pragma unroll
-  for (int warp = 0; warp < SPLIT_THREADS / 32; ++warp) {
+  for (int warp = 0; warp < threads / 32; ++warp) {
     largest = shared_largest[warp] > largest ? shared_largest[warp] : largest;
     special |= shared_special[warp];
   }
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const Split p
   const float scale = __uint_as_float((unsigned)(127 + half_way) << 23);
   const float rest = __uint_as_float((unsigned)(127 - exponent - half_way) << 23);
   __half* image = p.image + (long long)(row / TILE) * tiles * (2 * PLANE) + (row % TILE) * K_TILE;
-  for (int chunk = threadIdx.x; chunk < tiles * CHUNKS; chunk += SPLIT_THREADS) {
+  for (int chunk = threadIdx.x; chunk < tiles * CHUNKS; chunk += threads) {
     float values[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
     if (exists && chunk * 8 < p.columns) {
       const float4 a = *reinterpret_cast<const float4*>(x + chunk * 8);
@@ -476,7 +476,8 @@ static int split(const Split& split, cudaStream_t stream) {
   Split copy = split;
   void* arguments[] = {&copy};
   const int rows = (split.rows + TILE - 1) / TILE * TILE;
-  return (int)cudaLaunchKernel(split_rows, dim3(rows), dim3(SPLIT_THREADS), arguments, 0, stream);
+  const int threads = split.columns >= 8 * SPLIT_THREADS ? SPLIT_THREADS : (split.columns / 8 + 31) / 32 * 32;
+  return (int)cudaLaunchKernel(split_rows, dim3(rows), dim3(threads), arguments, 0, stream);
 }
 
 // The split form of a weight, made once: image, and exponents of its rows.
