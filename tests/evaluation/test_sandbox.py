@@ -56,7 +56,7 @@ def test_killing_a_tree_reaches_those_that_left_the_group() -> None:
 def start() -> RunnerClient:
     """A runner that has nothing to run yet."""
     return RunnerClient(
-        Subject("eager", source=""), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings()
+        Subject("eager"), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings()
     )
 
 

@@ -13,6 +13,9 @@ import torch
 ANNOTATIONS = ("own::", "ProfilerStep", "## ", "Torch-Compiled Region", "CompiledFxGraph")
 """Ranges that profilers show on the device's timeline beside the kernels inside them."""
 
+LONG_ENOUGH_S = 0.02
+"""Fewer calls are recorded when they take longer than this together, since reading a long recording takes seconds."""
+
 ROWS = 400
 """Rows kept, longest first."""
 
@@ -29,6 +32,7 @@ def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
         call()
         sync()
     wall = (time.perf_counter() - began) / calls
+    calls = max(1, min(calls, round(LONG_ENOUGH_S / max(wall, 1e-9))))
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
     with profile(activities=activities) as recording:
         for _ in range(calls):

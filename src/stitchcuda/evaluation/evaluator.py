@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Literal
 
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation import baseline_cache
 from stitchcuda.evaluation.build import build
 from stitchcuda.evaluation.model import (
     Evaluation,
@@ -29,12 +28,19 @@ from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.stock_options import StockOptions
 from stitchcuda.evaluation.telemetry import Trace, own_kernels, parse_trace
 from stitchcuda.evaluation.timing import Sample, TimingPlan, summarise
 from stitchcuda.evaluation.trial import Trial
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
+
+REFERENCE = "reference"
+"""In place of a Program's digest."""
+
+KEPT_TRACES = 16
+"""Traces of the latest Programs that are kept."""
 
 
 class Evaluator:
@@ -60,7 +66,9 @@ class Evaluator:
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._calls = itertools.count(1)
-        self._stock: dict[str, Session | str] = {}
+        self._sessions: set[Session] = set()
+        self._traces: dict[str, Trace] = {}
+        self.stocks = StockOptions(self)
 
     def __enter__(self) -> Evaluator:
         self._start_oracle()
@@ -78,10 +86,8 @@ class Evaluator:
         return self._client
 
     def _stop_oracle(self) -> None:
-        for session in self._stock.values():
-            if isinstance(session, Session):
-                session.close()
-        self._stock.clear()
+        self.stocks.held.clear()
+        self.close_all(list(self._sessions))
         if self._client is not None:
             self._client.close()
         self._client = self._plan = None
@@ -127,126 +133,105 @@ class Evaluator:
         finally:
             work.close()
 
-    def baseline_names(self) -> list[str]:
-        """The stock options that exist on this target, eager first."""
-        if self.kind == "cpu":
-            names = ["eager", "compile"]
-        else:
-            names = ["eager", "cuda_graph", "compile", "compile_reduce_overhead"]
-        return [*names, "compile_max_autotune"] if self.settings.max_autotune else names
-
     def baselines(self, tier: Tier = "screen") -> dict[str, Timing]:
         """Timings of the stock options of the Task's precision class; one that failed has n = 0 and a note.
 
         ``screen`` takes them from the cache where they are known; ``publish`` measures anew.
         """
-        path = baseline_cache.cache_path(
-            self.cache, self.task, self.device, self.plan["torch"], self.device.multiprocessors
-        )
-        known = baseline_cache.read(path) if tier == "screen" else {}
-        missing = [name for name in self.baseline_names() if name not in known]
-        if missing:
-            self.oracle.ask("renew", nonce=secrets.token_hex(16))
-            for group in [missing] if self.roomy(len(missing)) else [[name] for name in missing]:
-                known |= self._measure_baselines(group)
-            baseline_cache.write(path, known)
-        return {name: known[name] for name in self.baseline_names()}
+        return self.stocks.baselines(tier, keep=self.interleaved and tier == "screen")
 
-    def _measure_baselines(self, names: list[str]) -> dict[str, Timing]:
-        """Stock options timed call by call beside each other."""
-        stock = self.open_stocks(names)
-        sessions = [session for session in stock.values() if isinstance(session, Session)]
-        self.time(sessions, self.screen_plan())
-        timings = {}
-        for name, session in stock.items():
-            if isinstance(session, Session) and session.failure is None:
-                timings[name] = self.summary(session, session.note)
-            else:
-                failure = session.failure if isinstance(session, Session) else session
-                timings[name] = Timing(median=0, p10=0, p90=0, n=0, note=str(failure)[:300])
-        for session in sessions:
-            session.close()
-        return timings
+    @property
+    def interleaved(self) -> bool:
+        """Whether the stock options stay open to be timed beside every screened Program."""
+        wanted = self.settings.interleave
+        return self.kind == "cpu" if wanted is None else wanted
 
-    def roomy(self, count: int) -> bool:
-        """Whether so many subjects fit on the device beside each other and the oracle."""
+    def room(self, count: int) -> bool:
+        """Whether so many subjects fit beside each other and the oracle: in host memory, and on the device."""
+        plan = self.plan
+        tensors = plan["inputs"] + plan["outputs"]
+        on_host = 3 * tensors + 2 * plan["state"] if self.kind == "cpu" else plan["state"] + (1 << 30)
+        if count * (on_host + (1 << 29)) > 0.7 * free_memory():
+            return False
         if self.kind == "cpu":
             return True
-        each = 3 * (self.plan["inputs"] + self.plan["outputs"]) + 2 * self.plan["state"] + (1 << 30)
-        return bool(count * each < 0.6 * self.plan["device_free"])
-
-    def open_stocks(self, names: Sequence[str], label: str = "stock") -> dict[str, Session | str]:
-        """``open_stock`` for several; at once on cuda, where starting up is most of a short measurement."""
-        _ = self.plan
-        with ThreadPoolExecutor(max_workers=1 if self.kind == "cpu" else max(1, len(names))) as pool:
-            return dict(zip(names, pool.map(lambda name: self.open_stock(name, label), names), strict=True))
-
-    def open_stock(self, name: str, label: str = "stock") -> Session | str:
-        """A stock option, started and warm under the oracle's present state; a sentence when it cannot be had."""
-        session = self.session(self.stock(name))
-        try:
-            session.open()
-            session.load()
-            self.warm_up(session, full=1, patience=self.settings.compile_timeout_s, label=f"{label}-{name}-")
-        except Failure as failure:
-            session.close()
-            return f"{failure.status}: {failure.message}"[:300]
-        if session.failure is not None:
-            return f"{session.failure.status}: {session.failure.message}"[:300]
-        return session
-
-    def beside(self) -> dict[str, Session | str]:
-        """The stock options that stay open beside screened Programs, brought to the oracle's present state."""
-        for held in self._stock.values():
-            if isinstance(held, Session) and held.failure is None:
-                held.refresh()
-        self._stock |= self.open_stocks([name for name in self.baseline_names() if name not in self._stock])
-        return self._stock
-
-    def stock(self, name: str) -> Subject:
-        """A baseline as something a runner can run."""
-        folder = self.cache / "inductor" / self.plan["torch"]
-        environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
-        if self.kind == "cpu":
-            environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-        return Subject(name, None, self.task.source, self.task.search_path, environment)
+        each = tensors + 2 * plan["state"] + 3 * plan["peak"] + (1 << 30)
+        oracle = 3 * plan["state"] + 4 * plan["peak"]
+        return bool(count * each + oracle < plan["device_free"])
 
     def session(self, subject: Subject) -> Session:
-        """A session, not yet open."""
-        return Session(subject, self.oracle, self.plan, self.kind, self.settings)
+        """A session, not yet open; closed with the Evaluator at the latest."""
+        session = Session(subject, self.oracle, self.plan, self.kind, self.settings)
+        self._sessions.add(session)
+        return session
+
+    def close_all(self, sessions: Sequence[Session]) -> None:
+        """Close sessions side by side, since a process on a device takes its time to end."""
+        with ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
+            list(pool.map(Session.close, sessions))
+        self._sessions.difference_update(sessions)
 
     def trace(self, program: Program | None) -> Trace:
-        """A torch.profiler pass in a confined runner; None stands for the reference.
+        """A torch.profiler pass in a confined runner; None stands for the reference. What an earlier evaluation of the
+        same Program has recorded is not recorded again.
 
         Raises InfrastructureError when the subject fails or reports nothing usable.
         """
-        if program is None:
-            subject = self.stock("eager")
-        else:
+        known = self._traces.get(program.digest if program is not None else REFERENCE)
+        if known is not None:
+            return known
+        session = self.stocks.traceable() if program is None else None
+        name = "the program" if program is not None else "eager"
+        try:
+            if session is None:
+                session = self._begin_trace(program)
+            trace = self.take_trace(session, program)
+        except Failure as failure:
+            if session is not None:
+                session.failure = failure
+            raise InfrastructureError(f"no trace of {name}: {failure.message}") from None
+        finally:
+            if session is not None and session not in self.stocks.held.values():
+                self.close_all([session])
+            if program is None and not self.interleaved:
+                self.stocks.release()
+        if trace is None:
+            raise InfrastructureError(f"the trace of {name} could not be read")
+        return trace
+
+    def _begin_trace(self, program: Program | None) -> Session:
+        """A session for a trace alone, warm."""
+        folder = None
+        session = self.stocks.session("eager") if program is None else self.session(self.subject())
+        if program is not None:
             built = build(program, self.task.target, cache=self.cache, precision=self.task.precision)
             if not built.ok:
                 raise InfrastructureError(f"the program does not build: {built.log[:500]}")
-            subject = Subject("program", built.folder, search_path=self.task.search_path)
+            folder = built.folder
         self.oracle.ask("renew", nonce=secrets.token_hex(16))
-        session = self.session(subject)
         try:
             session.open()
-            session.load()
+            session.load(folder)
             self.warm_up(session, full=0)
-            trace = self.take_trace(session, program)
-        except Failure as failure:
-            raise InfrastructureError(f"no trace of {subject.name}: {failure.message}") from None
-        finally:
-            session.close()
-        if trace is None:
-            raise InfrastructureError(f"the trace of {subject.name} could not be read")
-        return trace
+        except BaseException:
+            self.close_all([session])
+            raise
+        return session
+
+    def subject(self) -> Subject:
+        """A Program of this task, whose files follow."""
+        return Subject("program", search_path=self.task.search_path)
 
     def take_trace(self, session: Session, program: Program | None) -> Trace | None:
         """Trace an open session on the inputs it last took."""
         own = own_kernels(program.files) if program is not None else frozenset()
         which: Literal["reference", "program"] = "reference" if program is None else "program"
-        return parse_trace(session.trace(), subject=which, target=self.kind, own=own)
+        trace = parse_trace(session.trace(), subject=which, target=self.kind, own=own)
+        if trace is not None:
+            self._traces[program.digest if program is not None else REFERENCE] = trace
+            if len(self._traces) > KEPT_TRACES:
+                del self._traces[next(name for name in self._traces if name != REFERENCE)]
+        return trace
 
     def patience(self) -> float:
         """Seconds that a call may take once the first has run."""
@@ -366,3 +351,11 @@ class Evaluator:
             device_median=mean(lambda t: t.device_median or 0.0) if cuda else None,
             note=note or "weighted mean over the input cases",
         )
+
+
+def free_memory() -> int:
+    """Host memory that can still be had, bytes."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 1 << 62

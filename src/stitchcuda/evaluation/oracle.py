@@ -77,7 +77,10 @@ class Oracle:
         self.expectation.observe()
         self.tolerance = m["tolerance"]
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
-        inputs = outputs = 0
+        inputs = outputs = before = 0
+        if self.kind == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
         for case in self.cases:
             values = self.expectation.reference.inputs(3, case)
             self._rebuildable(values, "input")
@@ -88,6 +91,8 @@ class Oracle:
         entries = [tensor for _, _, tensor in self.expectation.state_entries()]
         state = max(layout.needed(entries), layout.needed(self.expectation.init_inputs))
         work = self.expectation.work(self.expectation.reference.inputs(4, self.cases[0]))
+        peak = torch.cuda.max_memory_allocated() - before if self.kind == "cuda" else 0
+        self._give_back_memory()
         free = torch.cuda.mem_get_info()[0] if self.kind == "cuda" else 0
         return {
             "inputs": inputs,
@@ -100,6 +105,7 @@ class Oracle:
             "fixed_inputs": self.expectation.fixed_inputs,
             "watch": self.expectation.watch,
             "work": work,
+            "peak": peak,
             "device_free": free,
             "torch": torch.__version__,
             "cuda": torch.version.cuda or "",

@@ -61,6 +61,10 @@ class OracleClient:
         except OSError as error:
             data = None
             del error
+        except BaseException:
+            # Interrupted in between, the next answer would be taken for another question's.
+            self.close()
+            raise
         if data is None:
             raise InfrastructureError(f"the oracle process ended during '{op}': {self.last_words()}")
         answer = json.loads(data)

@@ -7,6 +7,7 @@ that baselines are measured by the same code and protocol.
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
 import json
@@ -70,6 +71,7 @@ class Runner:
         self.view = memoryview(self.memory)
         self.data: dict[str, torch.Tensor] = {}
         self.setup: dict[str, Any] = {}
+        self.arguments: list[Any] = []
         self.model: torch.nn.Module | None = None
         self.call: Callable[..., Any] | None = None
         self.inputs: list[Any] = []
@@ -107,6 +109,7 @@ class Runner:
             if shared.is_cuda:
                 shared[:1].clone()
         self.sync()
+        self.arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
         self.torch.backends.cudnn.allow_tf32 = allowed
@@ -122,6 +125,8 @@ class Runner:
             factory = module.Model
         else:
             folder = Path(self.config["workdir"]) / "program"
+            wire.get_files(self.config["program_fd"], folder)
+            os.close(self.config["program_fd"])
             sys.path.insert(0, str(folder))
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
@@ -134,7 +139,7 @@ class Runner:
         self.model = None
         self.watch = []
         gc.collect()
-        arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
+        arguments = copy.deepcopy(self.arguments)
         self.states.seed_all(seed)
         model = self.factory(**arguments[0]) if self.setup["init_keywords"] else self.factory(*arguments)
         if not isinstance(model, torch.nn.Module):

@@ -36,14 +36,18 @@ class Failure(Exception):
         self.message = message
         self.log = log
 
+    @property
+    def sentence(self) -> str:
+        """Status and message, cut short."""
+        return f"{self.status}: {self.message}"[:300]
+
 
 @dataclass(frozen=True)
 class Subject:
-    """What a runner runs: a built Program's folder, or the reference through one of the stock options."""
+    """What a runner runs: a Program, whose files follow by ``deliver``, or the reference through a stock option."""
 
     name: str
     """'program', or a baseline's name"""
-    folder: Path | None = None
     source: str = ""
     """the Task's source, for a baseline"""
     search_path: str | None = None
@@ -52,7 +56,7 @@ class Subject:
     @property
     def trusted(self) -> bool:
         """Baselines are the user's own code under torch: not confined, so that compiler caches persist."""
-        return self.folder is None
+        return self.name != "program"
 
 
 class Drain:
@@ -93,8 +97,10 @@ class RunnerClient:
         self.workdir.chmod(0o711)
         self.arena = arena
         self.closed = False
+        self.closing = threading.Lock()
         self.handed = 0.0
         self.arena_fd = _sealed_memory(arena.total)
+        self.program_fd = os.memfd_create("program", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         command_read, self.command_fd = os.pipe()
         self.reply_fd, reply_write = os.pipe()
         leash_read, self.leash_fd = os.pipe()
@@ -108,7 +114,6 @@ class RunnerClient:
             "subject": "reference" if subject.trusted else "program",
             "variant": subject.name if subject.trusted else "",
             "reference": reference,
-            "source": str(subject.folder) if subject.folder else "",
             "search_path": subject.search_path,
             "kind": kind,
             "level": level,
@@ -116,6 +121,7 @@ class RunnerClient:
             "workdir": str(self.workdir),
             "arena": asdict(arena),
             "arena_fd": self.arena_fd,
+            "program_fd": self.program_fd,
             "command_fd": command_read,
             "reply_fd": reply_write,
             "leash_fd": leash_read,
@@ -129,7 +135,7 @@ class RunnerClient:
             "torch_folder": _torch_folder(),
             "readable": _readable(subject),
         }
-        inherited = [command_read, reply_write, leash_read, self.arena_fd]
+        inherited = [command_read, reply_write, leash_read, self.arena_fd, self.program_fd]
         try:
             self.process = subprocess.Popen(
                 [sys.executable, "-I", sandbox.__file__, json.dumps(config)],
@@ -141,11 +147,23 @@ class RunnerClient:
                 cwd="/",
             )
         except OSError as error:
+            for fd in (self.command_fd, self.reply_fd, self.leash_fd, self.arena_fd, self.program_fd, output_read):
+                os.close(fd)
+            shutil.rmtree(self.workdir, ignore_errors=True)
             raise InfrastructureError(f"a runner process could not be started: {error}") from None
-        for fd in (command_read, reply_write, leash_read, output_write):
-            os.close(fd)
+        finally:
+            for fd in (command_read, reply_write, leash_read, output_write):
+                os.close(fd)
         self.gone = os.pidfd_open(self.process.pid)
         self.drain = Drain(output_read, settings.log_bytes)
+
+    def deliver(self, folder: Path) -> None:
+        """Hand the files of a built Program over; once, before LOAD."""
+        wire.put_files(
+            self.program_fd,
+            {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()},
+        )
+        fcntl.fcntl(self.program_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
     def ask(self, op: Op, *, timeout_s: float, call: int = 0, flags: int = 0, argument: int = 0) -> Reply:
         """One command and its reply; raises Failure for anything but OK, STATE_MISMATCH, NO_IPC and NOTHING."""
@@ -219,18 +237,25 @@ class RunnerClient:
         """Whether the process still runs."""
         return not self.closed and self.process.poll() is None
 
+    def kill(self) -> None:
+        """Kill whatever still runs, children that left the group included; from any thread, also during ``ask``."""
+        with self.closing:
+            if self.closed:
+                return
+            if self.process.poll() is None:
+                sandbox.kill_tree(self.process.pid)
+            else:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
     def close(self) -> None:
-        """Kill whatever still runs, children that left the group included; remove the folder. Safe to call twice."""
+        """Kill it and give everything back, its folder included; in the thread that asks. Safe to call twice."""
+        self.kill()
         if self.closed:
             return
         self.closed = True
-        if self.process.poll() is None:
-            sandbox.kill_tree(self.process.pid)
-        else:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        for fd in (self.command_fd, self.reply_fd, self.leash_fd, self.arena_fd, self.gone):
+        for fd in (self.command_fd, self.reply_fd, self.leash_fd, self.arena_fd, self.program_fd, self.gone):
             os.close(fd)
         self.drain.thread.join(timeout=1)
         shutil.rmtree(self.workdir, ignore_errors=True)

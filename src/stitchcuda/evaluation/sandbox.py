@@ -38,6 +38,9 @@ LEVELS = ("full", "shared_pids", "same_user", "session")
 """From strictest to loosest, each dropping one more thing that CUDA's shared memory handles may not survive: the PID
 and IPC namespaces, another user id, all namespaces."""
 
+CHANNELS = ("command_fd", "reply_fd", "arena_fd", "program_fd")
+"""Descriptors that the runner proper alone keeps."""
+
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -209,8 +212,6 @@ def _make_mount_point(like: str, at: str) -> None:
 def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: bool, missing: list[str]) -> int | None:
     """Mounts, the private folder, and the user id that can be had; runs as init of the namespace, still privileged."""
     workdir = config["workdir"]
-    source = Path(config["source"]) if config["source"] else None
-    files = {p.relative_to(source): p.read_bytes() for p in source.rglob("*") if p.is_file()} if source else {}
     if mounts:
         libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
         if uid is not None:
@@ -225,10 +226,6 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
         _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, size)
     elif not config["trusted"]:
         missing.append("bounded folder")
-    for relative, data in files.items():
-        place = Path(workdir) / "program" / relative
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
     if uid is not None and not _can_read(uid, config["readable"]):
         missing.append("own user id (the interpreter's folder is closed to other users)")
         uid = None
@@ -307,7 +304,7 @@ def launch(config: dict[str, Any]) -> int:
                 own_pids = _unshare(NEWPID, "PID namespace", missing)
         if level != "full":
             missing.append(f"confinement level {level}")
-    channels = (config["command_fd"], config["reply_fd"], config["arena_fd"])
+    channels = [config[name] for name in CHANNELS]
     init = os.fork()
     if init:
         for fd in channels:
@@ -345,18 +342,17 @@ def probe() -> list[str]:
     with tempfile.TemporaryDirectory(prefix="stitchcuda-probe-") as workdir:
         os.chmod(workdir, 0o711)
         leash, held = os.pipe()
-        null = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+        null = [os.open(os.devnull, os.O_RDWR) for _ in CHANNELS]
         config = {
             "probe": True,
             "level": "full",
             "trusted": False,
             "workdir": workdir,
-            "source": "",
             "readable": [sys.base_prefix, sys.prefix, str(Path(__file__).parent)],
             "limits": {"file_bytes": 1 << 20, "disk_bytes": 1 << 20, "processes": 64, "address_bytes": 0},
             "environment": {},
             "leash_fd": leash,
-            **dict(zip(("command_fd", "reply_fd", "arena_fd"), null, strict=True)),
+            **dict(zip(CHANNELS, null, strict=True)),
         }
         command = [sys.executable, "-I", __file__, json.dumps(config)]
         try:

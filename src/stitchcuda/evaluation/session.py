@@ -6,7 +6,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import secrets
-from typing import Any
+import threading
+from pathlib import Path
+from typing import Any, ClassVar
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import sandbox, wire
@@ -25,6 +27,24 @@ class Planes:
 
     level = "full"
     ipc = True
+    proven: ClassVar[set[str]] = set()
+    """Kinds of device on which an untrusted runner has come up so: a later failure is not the confinement's."""
+    lock = threading.Lock()
+
+    @classmethod
+    def step_down(cls, level: str, ipc: bool) -> bool:
+        """Give up one thing, unless another session has done so since ``level`` and ``ipc`` were read; False when
+        there is nothing left to give up."""
+        with cls.lock:
+            if (cls.level, cls.ipc) != (level, ipc):
+                return True
+            if level != sandbox.LEVELS[-1]:
+                cls.level = sandbox.LEVELS[sandbox.LEVELS.index(level) + 1]
+            elif ipc:
+                cls.ipc, cls.level = False, "full"
+            else:
+                return False
+            return True
 
 
 class Session:
@@ -46,6 +66,7 @@ class Session:
         self.missing_state: set[str] = set()
         self.calls = 0
         self.attached = False
+        self.aborted = False
         self.torch = ""
         self.note = ""
         self.failure: Failure | None = None
@@ -58,23 +79,35 @@ class Session:
 
     def open(self) -> None:
         """Start the runner and attach the shared buffers, at the strictest confinement under which they can be
-        shared."""
+        shared. Raises InfrastructureError when no runner can be started, Failure when ``abort`` was called."""
+        retried = False
         while True:
-            self._start()
+            level, ipc = Planes.level, Planes.ipc
+            self._start(level, ipc)
             problem = self._attach()
             if not problem:
+                if not self.subject.trusted:
+                    Planes.proven.add(self.kind)
                 return
             self.close()
-            if Planes.level != sandbox.LEVELS[-1]:
-                Planes.level = sandbox.LEVELS[sandbox.LEVELS.index(Planes.level) + 1]
-            elif Planes.ipc:
-                Planes.ipc, Planes.level = False, "full"
-            else:
+            if self.aborted:
+                raise Failure("crashed", "the session was given up")
+            # What worked before failed for another reason (memory, a full machine): once more, then say so.
+            proven = self.kind in Planes.proven
+            if (proven and retried) or not (proven or Planes.step_down(level, ipc)):
                 raise InfrastructureError(f"a runner could not be started: {problem}")
+            retried = True
             self.number = next(_numbers)
 
-    def _start(self) -> None:
-        on_device = self.kind == "cuda" and Planes.ipc
+    def abort(self) -> None:
+        """End the runner from another thread; whoever waits for it gets a Failure, and still has to close."""
+        self.aborted = True
+        runner = self.runner
+        if runner is not None:
+            runner.kill()
+
+    def _start(self, level: str, ipc: bool) -> None:
+        on_device = self.kind == "cuda" and ipc
         sizes = {region: self.plan[region] for region in ("inputs", "outputs", "state")}
         self.ipc = dict(sizes) if on_device else {}
         if self.ipc and self.plan["host_inputs"]:
@@ -85,9 +118,9 @@ class Session:
             report=max(1 << 20, self.plan["descriptions"]),
             **{region: 0 if region in self.ipc else size for region, size in sizes.items()},
         )
-        self.runner = RunnerClient(
-            self.subject, kind=self.kind, level=Planes.level, arena=arena, settings=self.settings
-        )
+        self.runner = RunnerClient(self.subject, kind=self.kind, level=level, arena=arena, settings=self.settings)
+        if self.aborted:
+            self.runner.kill()
 
     def _attach(self) -> str:
         """Empty when the runner sees the shared buffers; otherwise why not."""
@@ -111,9 +144,14 @@ class Session:
             return f"{failure.message}; {failure.log[-1500:]}"
         return "" if reply.code == Code.OK else str(runner.report().get("error", "no reason given"))
 
-    def load(self) -> None:
-        """Import, construct, copy the state (or reseed both sides), and let the subject prepare."""
+    def load(self, folder: Path | None = None) -> None:
+        """Import, construct, copy the state (or reseed both sides), and let the subject prepare.
+
+        ``folder``: the built Program; None for a stock option.
+        """
         runner, settings = self.live, self.settings
+        if folder is not None:
+            runner.deliver(folder)
         reply = runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, argument=secrets.randbits(62))
         self._take_peaks(reply)
         self.seconds["load"] = runner.handed

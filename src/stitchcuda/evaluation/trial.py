@@ -6,10 +6,12 @@ The calls themselves are made by the ``evaluator``, which outlives the trial.
 from __future__ import annotations
 
 import secrets
+import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stitchcuda import __version__
@@ -17,10 +19,12 @@ from stitchcuda.evaluation import bounds
 from stitchcuda.evaluation.build import build
 from stitchcuda.evaluation.integrity.census import take_census
 from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, OutputError, Status, Tier, Timing
-from stitchcuda.evaluation.runner_client import Failure, Subject
+from stitchcuda.evaluation.publish import Publication
+from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session
+from stitchcuda.evaluation.starting import meanwhile
 from stitchcuda.evaluation.telemetry import Trace
-from stitchcuda.evaluation.timing import Sample, TimingPlan, clock_finding
+from stitchcuda.evaluation.timing import TimingPlan, clock_finding
 from stitchcuda.program.model import Program
 
 if TYPE_CHECKING:
@@ -67,123 +71,127 @@ class Trial:
         self.timings: dict[str, Timing] = {}
         self.notes: dict[str, str] = {}
         self.opened: list[Session] = []
-        self.session: Session | None = None
+        self.programs: list[Session] = []
+        self.failed_stock: set[str] = set()
+        self.interleaved = True
+        self.lock = threading.Lock()
         self.nonce = secrets.token_hex(16)
         self.trace: Trace | None = None
         self.log = ""
         self.seeded = False
 
     def close(self) -> None:
-        for session in self.opened:
-            session.close()
+        self.evaluator.close_all(self.opened)
 
     def run(self) -> Evaluation:
+        """All of it. Raises Failure when the Program does not come through, InfrastructureError and OSError."""
+        evaluator = self.evaluator
+        evaluator.oracle.ask("renew", nonce=self.nonce)
+        if not evaluator.interleaved:
+            evaluator.stocks.release()
+        if self.tier == "publish":
+            self._publish()
+        else:
+            self._screen()
+        return self._verdict()
+
+    def _screen(self) -> None:
         evaluator, settings = self.evaluator, self.settings
+        session = self.program_session()
+        with meanwhile(session, partial(self._open, session)) as opened:
+            folder = self._build()
+            opened.result()
+        self.load(session, folder)
+        self.warm_up(session, full=settings.correctness_seeds, label="check")
+        stock: list[Session] = []
+        if settings.baselines and evaluator.interleaved:
+            began = time.monotonic()
+            stock = self.sound(evaluator.stocks.beside())
+            self.spent("baselines", began)
+        evaluator.time([session, *stock], evaluator.screen_plan(), self.checked)
+        self.finish(session)
+        self.census(session)
+        self.timings["program"] = evaluator.summary(session)
+        for each in self.sound(stock):
+            self._keep_baseline(each.subject.name, evaluator.summary(each, each.note))
+        evaluator.close_all([session])
+        if settings.baselines and not evaluator.interleaved:
+            began = time.monotonic()
+            for name, timing in evaluator.baselines("screen").items():
+                self._keep_baseline(name, timing)
+            evaluator.stocks.release()
+            self.spent("baselines", began)
+
+    def _publish(self) -> None:
+        for name, taken in Publication(self, self._build()).run().items():
+            if name == "program":
+                self.timings[name] = self.evaluator.summarise(taken)
+            elif name not in self.failed_stock:
+                self._keep_baseline(name, self.evaluator.summarise(taken, self.notes.get(name, "")))
+
+    def _build(self) -> Path:
+        evaluator = self.evaluator
         built = build(
             self.program,
             evaluator.task.target,
             cache=evaluator.cache,
             precision=evaluator.task.precision,
-            timeout_s=settings.build_timeout_s,
+            timeout_s=self.settings.build_timeout_s,
         )
         self.seconds["build"] = built.seconds
         self.log = built.log
         if not built.ok or built.folder is None:
             first = next((line for line in built.log.splitlines() if line.strip()), "no message")
             raise Failure("build_failed", f"the program does not build: {first[:300]}", built.log)
-        evaluator.oracle.ask("renew", nonce=self.nonce)
-        subject = Subject("program", built.folder, search_path=evaluator.task.search_path)
-        if self.tier == "publish":
-            self._publish(subject)
-        else:
-            self._screen(subject)
-        return self._verdict()
+        return built.folder
 
-    def _screen(self, subject: Subject) -> None:
-        evaluator, settings = self.evaluator, self.settings
-        session = self._begin(subject, full=settings.correctness_seeds)
-        interleave = evaluator.kind == "cpu" if settings.interleave is None else settings.interleave
-        stock: list[Session] = []
-        if settings.baselines and interleave:
-            began = time.monotonic()
-            stock = self._sessions(evaluator.beside())
-            self.seconds["baselines"] = time.monotonic() - began
-        evaluator.time([session, *stock], evaluator.screen_plan(), self._checked)
-        self._finish(session, stock)
-        self._census(session)
-        self.timings["program"] = evaluator.summary(session)
-        for each in stock:
-            if each.failure is None:
-                self._keep_baseline(each.subject.name, evaluator.summary(each, each.note))
-        session.close()
-        if settings.baselines and not interleave:
-            began = time.monotonic()
-            for name, timing in evaluator.baselines("screen").items():
-                self._keep_baseline(name, timing)
-            self.seconds["baselines"] = time.monotonic() - began
-
-    def _sessions(self, stock: dict[str, Session | str]) -> list[Session]:
-        """Those that opened; the others' reasons are noted."""
-        self.notes |= {name: reason for name, reason in stock.items() if isinstance(reason, str)}
-        sessions = [session for session in stock.values() if isinstance(session, Session)]
-        self.notes |= {s.subject.name: s.failure.message[:300] for s in sessions if s.failure is not None}
-        return [session for session in sessions if session.failure is None]
-
-    def _publish(self, subject: Subject) -> None:
-        """Several fresh processes of everything, calls interleaved."""
-        evaluator, settings = self.evaluator, self.settings
-        rounds = settings.publish_processes
-        calls = -(-settings.publish_calls // rounds)
-        names = evaluator.baseline_names() if settings.baselines else []
-        samples: dict[str, list[tuple[str, Sample]]] = {}
-        for index in range(rounds):
-            label = f"round{index}-"
-            session = self._begin(subject, full=settings.correctness_seeds if index == 0 else 1, label=label)
-            began = time.monotonic()
-            stock = self._sessions(evaluator.open_stocks(names, label))
-            self.opened += stock
-            self.seconds["baselines"] = self.seconds.get("baselines", 0.0) + time.monotonic() - began
-            plan = TimingPlan(calls, settings.screen_min_calls, settings.publish_seconds / rounds)
-            evaluator.time([session, *stock], plan, self._checked, label=label)
-            self._finish(session, stock)
-            names = [each.subject.name for each in stock if each.failure is None]
-            self.notes |= {each.subject.name: each.note for each in stock if each.note}
-            for each in (session, *stock):
-                if each.failure is None:
-                    samples.setdefault(each.subject.name, []).extend(each.samples)
-            if index == rounds - 1:
-                self._census(session)
-            for each in (session, *stock):
-                each.close()
-        for name, taken in samples.items():
-            if name == "program":
-                self.timings["program"] = evaluator.summarise(taken)
-            elif name in names:
-                self._keep_baseline(name, evaluator.summarise(taken, self.notes.get(name, "")))
-
-    def _begin(self, subject: Subject, *, full: int, label: str = "check") -> Session:
-        """Open the Program and make its first calls, each checked."""
-        began = time.monotonic()
-        session = self.session = self.evaluator.session(subject)
+    def program_session(self) -> Session:
+        """A session for the Program, not yet open; closed with the trial at the latest."""
+        session = self.evaluator.session(self.evaluator.subject())
+        self.programs.append(session)
         self.opened.append(session)
-        session.open()
-        session.load()
-        self.seeded = self.seeded or session.seeded
-        self.seconds["start"] = self.seconds.get("start", 0.0) + time.monotonic() - began
-        self.seconds |= session.seconds
-        began = time.monotonic()
-        self.evaluator.warm_up(session, full=full, check=self._checked, label=label)
-        self.seconds["check"] = self.seconds.get("check", 0.0) + time.monotonic() - began
         return session
 
-    def _finish(self, session: Session, stock: Sequence[Session]) -> None:
-        """After the timed calls: the clocks agree, kept outputs are unchanged, failed stock options are noted."""
+    def _open(self, session: Session) -> None:
+        began = time.monotonic()
+        session.open()
+        self.spent("start", began)
+
+    def load(self, session: Session, folder: Path) -> None:
+        """Open the Program's session if need be, and load the Program."""
+        if session.runner is None:
+            self._open(session)
+        session.load(folder)
+        self.seeded = self.seeded or session.seeded
+        self.seconds |= session.seconds
+
+    def warm_up(self, session: Session, *, full: int, label: str) -> None:
+        """The Program's first calls, each of them checked, ``full`` of each case against fp64."""
+        began = time.monotonic()
+        self.evaluator.warm_up(session, full=full, check=self.checked, label=label)
+        self.spent("check", began)
+
+    def sound(self, stock: list[Session]) -> list[Session]:
+        """Those that have not failed; the others' reasons are noted."""
+        bad = {session.subject.name: session.failure.sentence for session in stock if session.failure is not None}
+        self.notes |= bad
+        self.failed_stock |= set(bad)
+        return [session for session in stock if session.failure is None]
+
+    def spent(self, stage: str, began: float) -> None:
+        """Add the time since ``began`` to a stage."""
+        with self.lock:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
+
+    def finish(self, session: Session) -> None:
+        """After the timed calls of the Program: the clocks agree, kept outputs are unchanged."""
         self._clock(session)
         session.check_held()
-        self.notes |= {each.subject.name: each.failure.message[:300] for each in stock if each.failure is not None}
 
-    def _checked(self, verdict: dict[str, Any], full: bool) -> None:
-        self.checks.add(verdict, full)
+    def checked(self, verdict: dict[str, Any], full: bool) -> None:
+        """Take a verdict of the oracle on the Program in; Failure when it is bad."""
+        with self.lock:
+            self.checks.add(verdict, full)
         if not verdict["ok"]:
             raise Failure("wrong_output", verdict["message"])
 
@@ -199,10 +207,11 @@ class Trial:
                 raise Failure("dishonest", f"the clocks disagree: {finding.evidence}")
             earlier = len(session.samples)
             least = self.settings.screen_min_calls
-            self.evaluator.time([session], TimingPlan(least, least, 1e9), self._checked, label=f"again{attempt}-")
+            self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
             latest = session.samples[earlier:]
 
-    def _census(self, session: Session) -> None:
+    def census(self, session: Session) -> None:
+        """Trace the Program on the inputs it last took; when that fails, a flag."""
         if not self.settings.trace_program:
             return
         began = time.monotonic()
@@ -210,7 +219,7 @@ class Trial:
             self.trace = self.evaluator.take_trace(session, self.program)
         except Failure as failure:
             self.findings.append(Finding(rule="no_trace", severity="flag", evidence=failure.message))
-        self.seconds["trace"] = time.monotonic() - began
+        self.spent("trace", began)
 
     def _keep_baseline(self, name: str, timing: Timing) -> None:
         if timing.n:
@@ -221,8 +230,9 @@ class Trial:
     def _verdict(self) -> Evaluation:
         evaluator = self.evaluator
         median = self.timings["program"].median
-        if self.session is not None and self.session.missing_state:
-            names = ", ".join(sorted(self.session.missing_state)[:5])
+        missing = {name for session in self.programs for name in session.missing_state}
+        if missing:
+            names = ", ".join(sorted(missing)[:5])
             self.findings.append(
                 Finding(rule="state_update", severity="flag", evidence=f"a call leaves {names} as it was")
             )
@@ -251,7 +261,7 @@ class Trial:
     def _evaluation(
         self, status: Status, message: str, correctness: Correctness | None, speedup: dict[str, float] | None = None
     ) -> Evaluation:
-        evaluator, session = self.evaluator, self.session
+        evaluator = self.evaluator
         labels = set(self.checks.labels)
         if evaluator.facts.stochastic:
             labels.add("stochastic")
@@ -277,16 +287,20 @@ class Trial:
             labels=sorted(labels),
             log=_shorten(self.log, 4000),
             seconds={name: round(value, 6) for name, value in self.seconds.items()},
-            memory={"host": session.peak_host, "device": session.peak_device} if session is not None else {},
+            memory={
+                "host": max((session.peak_host for session in self.programs), default=0),
+                "device": max((session.peak_device for session in self.programs), default=0),
+            },
             provenance=self._provenance(),
         )
 
     def _provenance(self) -> dict[str, str | float | int | bool | None]:
-        evaluator, session = self.evaluator, self.session
+        evaluator = self.evaluator
         plan = evaluator._plan or {}
         confinement = "not started"
-        if session is not None:
-            confinement = "full" if not session.missing else "without " + ", ".join(session.missing)
+        for session in self.programs:
+            if session.torch:
+                confinement = "full" if not session.missing else "without " + ", ".join(session.missing)
         provenance: dict[str, str | float | int | bool | None] = {
             "device": evaluator.device.name,
             "driver": evaluator.device.driver,
@@ -297,6 +311,7 @@ class Trial:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "confinement": confinement,
             "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
+            "interleaved": self.interleaved and (self.tier == "publish" or evaluator.interleaved),
             "reference": self.checks.reference,
             "fixed_inputs": bool(plan.get("fixed_inputs", False)),
             "task": evaluator.task.digest,

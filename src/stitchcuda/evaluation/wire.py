@@ -12,6 +12,7 @@ import struct
 import time
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 COMMAND = struct.Struct("<IHHqQq")
 """magic, operation, flags, call number, token, argument."""
@@ -177,6 +178,30 @@ def get_text(memory: memoryview, arena: Arena, region: str) -> str:
     if length > size - 8:
         raise ValueError(f"the {region} region claims {length} bytes of {size}")
     return bytes(memory[offset + 8 : offset + 8 + length]).decode("utf-8", "replace")
+
+
+FILE = struct.Struct("<IQ")
+"""Before each file of a program: length of its name, length of its content."""
+
+
+def put_files(fd: int, files: dict[str, bytes]) -> None:
+    """Write a program's files, by relative path, into an empty memory file."""
+    with open(fd, "wb", closefd=False) as memory:
+        for name, data in files.items():
+            path = name.encode()
+            memory.write(FILE.pack(len(path), len(data)) + path)
+            memory.write(data)
+
+
+def get_files(fd: int, folder: Path) -> None:
+    """Lay a program's files down in ``folder``."""
+    with open(fd, "rb", closefd=False) as memory:
+        memory.seek(0)
+        while head := memory.read(FILE.size):
+            path, size = FILE.unpack(head)
+            place = folder / memory.read(path).decode()
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(memory.read(size))
 
 
 def read_exact(fd: int, size: int) -> bytes:

@@ -1,0 +1,142 @@
+"""The stock options of one task in the supervisor: started, warmed up, timed, kept. How the reference is wrapped for
+each is in ``stock``; earlier timings are in ``baseline_cache``."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+from stitchcuda.evaluation import baseline_cache
+from stitchcuda.evaluation.model import Tier, Timing
+from stitchcuda.evaluation.runner_client import Failure, Subject
+from stitchcuda.evaluation.session import Session
+from stitchcuda.evaluation.starting import side_by_side
+
+if TYPE_CHECKING:
+    from stitchcuda.evaluation.evaluator import Evaluator
+
+COMPILE_THREADS = 8
+"""At most so many of Inductor's compile processes for each stock option."""
+
+
+class StockOptions:
+    """The stock options beside an Evaluator's Programs."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self.held: dict[str, Session] = {}
+        """Open sessions, warm; those that failed stay here with their ``failure``."""
+
+    def names(self) -> list[str]:
+        """Those that exist on this target, eager first."""
+        if self.evaluator.kind == "cpu":
+            names = ["eager", "compile"]
+        else:
+            names = ["eager", "cuda_graph", "compile", "compile_reduce_overhead"]
+        return [*names, "compile_max_autotune"] if self.evaluator.settings.max_autotune else names
+
+    def session(self, name: str, at_once: int = 1) -> Session:
+        """A session for a stock option, not yet open; ``at_once`` of all kinds are going to be started together."""
+        evaluator = self.evaluator
+        folder = evaluator.cache / "inductor" / evaluator.plan["torch"]
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
+        threads = 1 if evaluator.kind == "cpu" else min(COMPILE_THREADS, max(1, cores() // max(1, at_once // 2)))
+        environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
+        task = evaluator.task
+        return evaluator.session(Subject(name, task.source, task.search_path, environment))
+
+    def warm(self, session: Session, label: str = "stock-", settled: threading.Event | None = None) -> None:
+        """Open a session and make its first calls under the oracle's state once that is settled; ``failure`` says if
+        that failed."""
+        evaluator = self.evaluator
+        try:
+            session.open()
+            if settled is not None:
+                settled.wait()
+            session.load()
+            patience = evaluator.settings.compile_timeout_s
+            evaluator.warm_up(session, full=1, patience=patience, label=f"{label}{session.subject.name}-")
+        except Failure as failure:
+            session.failure = session.failure or failure
+            session.close()
+
+    def beside(self) -> list[Session]:
+        """Those that stay open beside screened Programs, brought to the oracle's present state."""
+        for held in self.held.values():
+            if held.failure is None:
+                held.refresh()
+        missing = [name for name in self.names() if name not in self.held]
+        if missing:
+            self.held |= self._ready(missing)
+        return list(self.held.values())
+
+    def _ready(self, names: Sequence[str]) -> dict[str, Session]:
+        sessions = {name: self.session(name, len(names)) for name in names}
+        side_by_side([(session, partial(self.warm, session)) for session in sessions.values()], cores())
+        return sessions
+
+    def baselines(self, tier: Tier, *, keep: bool) -> dict[str, Timing]:
+        """Timings; from the cache where they are known and ``tier`` is ``screen``.
+
+        ``keep`` leaves all sessions open for Programs to be timed beside; otherwise eager alone stays, for a trace,
+        until ``release``.
+        """
+        evaluator = self.evaluator
+        path = baseline_cache.cache_path(
+            evaluator.cache, evaluator.task, evaluator.device, evaluator.plan["torch"], evaluator.device.multiprocessors
+        )
+        known = baseline_cache.read(path) if tier == "screen" else {}
+        missing = [name for name in self.names() if name not in known]
+        if missing:
+            if not keep:
+                self.release()
+            evaluator.oracle.ask("renew", nonce=secrets.token_hex(16))
+            known |= self._measure(missing, keep)
+            baseline_cache.write(path, known)
+        return {name: known[name] for name in self.names()}
+
+    def _measure(self, names: list[str], keep: bool) -> dict[str, Timing]:
+        """All of them call by call beside each other; one after the other where memory does not hold them."""
+        if keep:
+            sessions = {s.subject.name: s for s in self.beside() if s.subject.name in names}
+            return self._timed(sessions, keep=True)
+        if self.evaluator.room(len(names)):
+            timings = self._timed(self._ready(names), keep=False)
+            crowded = [name for name, timing in timings.items() if timing.note.startswith("out_of_memory")]
+            if len(names) == 1 or not crowded:
+                return timings
+            self.release()
+        return {name: self._timed(self._ready([name]), keep=False)[name] for name in reversed(names)}
+
+    def _timed(self, sessions: dict[str, Session], keep: bool) -> dict[str, Timing]:
+        evaluator = self.evaluator
+        evaluator.time([s for s in sessions.values() if s.failure is None], evaluator.screen_plan())
+        timings = {}
+        for name, session in sessions.items():
+            if session.failure is None:
+                timings[name] = evaluator.summary(session, session.note)
+            else:
+                timings[name] = Timing(median=0, p10=0, p90=0, n=0, note=session.failure.sentence)
+        if not keep:
+            self.held |= {name: s for name, s in sessions.items() if name == "eager" and s.failure is None}
+            evaluator.close_all([s for s in sessions.values() if s not in self.held.values()])
+        return timings
+
+    def traceable(self) -> Session | None:
+        """Eager as it was left open, with inputs taken."""
+        session = self.held.get("eager")
+        return session if session is not None and session.failure is None and session.calls else None
+
+    def release(self) -> None:
+        """Close what is open."""
+        self.evaluator.close_all(list(self.held.values()))
+        self.held.clear()
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
