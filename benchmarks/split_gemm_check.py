@@ -40,13 +40,14 @@ def _load() -> ModuleType:
 kernel = _load()
 
 TILINGS = {
-    "mma_32": kernel.Tiling(wgmma=False, stages=6, k_tile=32),
-    "mma_64": kernel.Tiling(wgmma=False, stages=3, k_tile=64),
-    "wgmma": kernel.Tiling(wgmma=True, stages=3),
-    "wgmma_promote_128": kernel.Tiling(wgmma=True, stages=3, promote=128),
     "wgmma_cluster_2": kernel.Tiling(wgmma=True, stages=3, cluster=2),
+    "mma_32": kernel.Tiling(wgmma=False, stages=6, k_tile=32),
     "wgmma_cluster_4": kernel.Tiling(wgmma=True, stages=3, cluster=4),
-    "wgmma_cluster_2_promote_256": kernel.Tiling(wgmma=True, stages=3, cluster=2, promote=256),
+    "wgmma_cluster_2_k32": kernel.Tiling(wgmma=True, stages=7, k_tile=32, cluster=2),
+    "wgmma_cluster_2_no_hint": kernel.Tiling(wgmma=True, stages=3, cluster=2, stream=False),
+    "wgmma_cluster_2_promote_128": kernel.Tiling(wgmma=True, stages=3, cluster=2, promote=128),
+    "wgmma": kernel.Tiling(wgmma=True, stages=3),
+    "mma_64": kernel.Tiling(wgmma=False, stages=3, k_tile=64),
 }
 SMALL = [
     (128, 256, 1024, 1),
@@ -177,7 +178,7 @@ def check_small(kernels: Kernels) -> Iterator[dict[str, Any]]:
             "eager_error": distance(eager, exact),
         }
         record["same"] = all(torch.equal(call(), got) for _ in range(10))
-        yield record | {"ok": record["error"] < 1e-6 and record["same"]}
+        yield record | {"ok": record["error"] < 2e-6 and record["same"]}
     x, w = torch.rand(128, 4096, device="cuda") * 0.1, torch.randn(256, 4096, device="cuda")
     x[5, 100] = 1e4
     x[7] *= 1e30
@@ -188,7 +189,7 @@ def check_small(kernels: Kernels) -> Iterator[dict[str, Any]]:
     rows = (got.double() - exact).norm(dim=1) / exact.norm(dim=1)
     eager = (torch.nn.functional.linear(x, w).double() - exact).norm(dim=1) / exact.norm(dim=1)
     record = {"case": "spiked", "error": float(rows.max()), "eager_error": float(eager.max())}
-    yield record | {"ok": record["error"] < 1e-6}
+    yield record | {"ok": record["error"] < 2e-6}
     x[1, 2], x[2, 3], x[2, 9], x[3, 4] = float("inf"), float("inf"), float("-inf"), float("nan")
     eager = torch.nn.functional.linear(x, w)
     got = kernels.linear(x, kernels.pack(w), 256)()
@@ -218,7 +219,7 @@ def check_tiling(name: str, folder: Path) -> Iterator[dict[str, Any]]:
         record["tflops"] = 2e-9 * m * n * k / record["own_ms"]
         if (m, n, k) == LAYERS[1]:
             record["pack_ms"] = timed(partial(kernels.pack, w))
-        yield record | {"ok": record["error"] < 1e-6}
+        yield record | {"ok": record["error"] < 2e-6}
         del x, w, packed, call
         torch.cuda.empty_cache()
 

@@ -28,11 +28,13 @@ class Tiling:
     stages: int
     """Tiles of K in flight, in shared memory."""
     k_tile: int = 64
-    """Columns of x and w in a tile: 64, or 32 for mma.sync."""
+    """Columns of x and w in a tile: 64 or 32."""
     promote: int = 64
     """Columns summed by the tensor cores before an addition that rounds; a multiple of ``k_tile``."""
     cluster: int = 1
     """Blocks that share their tile of x: 1, 2 or 4; wgmma only."""
+    stream: bool = True
+    """Weights that are read once leave L2 first; wgmma only."""
 
     @property
     def shared_bytes(self) -> int:
@@ -115,6 +117,7 @@ def source(chosen: Tiling) -> str:
         "CLUSTER": chosen.cluster,
     }
     lines = [f"#define SPLIT_GEMM_WGMMA {int(chosen.wgmma)}"]
+    lines.append(f"constexpr bool STREAM_WEIGHTS = {str(chosen.stream).lower()};")
     lines += [f"constexpr int {name} = {value};" for name, value in config.items()]
     text = TEMPLATE.read_text().replace("// @CONFIG@", "\n".join(lines))
     return text.replace("@PACK@", chosen.pack).replace("@LINEAR@", chosen.linear)

@@ -156,20 +156,18 @@ inline bool barrier_done(uint64_t* barrier, int parity) {
   emulator::yield();
   return false;
 }
-inline void copy_tile(void* to, const void* from, int bytes, uint64_t* barrier, int mask) {
-  for (int rank = 0; rank < emulator::cluster; ++rank) {
-    if (!(mask >> rank & 1)) continue;
-    std::memcpy(emulator::at_block(static_cast<char*>(to), rank), from, bytes);
-    auto& b = emulator::memory_barrier(emulator::at_block(barrier, rank));
-    b.bytes -= bytes;
-    b.check();
-  }
-}
-inline void send(float* place, int rank, const float4& v, uint64_t* barrier) {
-  std::memcpy(emulator::at_block(place, rank), &v, sizeof v);
+inline uint64_t cache_policy(bool) { return 0; }
+inline void copy_to(int rank, void* to, const void* from, int bytes, uint64_t* barrier) {
+  std::memcpy(emulator::at_block(static_cast<char*>(to), rank), from, bytes);
   auto& b = emulator::memory_barrier(emulator::at_block(barrier, rank));
-  b.bytes -= (int)sizeof v;
+  b.bytes -= bytes;
   b.check();
+}
+inline void copy_to_cluster(void* to, const void* from, int bytes, uint64_t* barrier) {
+  for (int rank = 0; rank < emulator::cluster; ++rank) copy_to(rank, to, from, bytes, barrier);
+}
+inline void copy_tile(void* to, const void* from, int bytes, uint64_t* barrier, uint64_t) {
+  copy_to((int)(emulator::current->block.y % emulator::cluster), to, from, bytes, barrier);
 }
 inline int cluster_rank() { return (int)(emulator::current->block.y % emulator::cluster); }
 inline void cluster_sync() {
@@ -180,11 +178,12 @@ inline void wgmma_fence() {}
 inline void wgmma_commit() {}
 inline void wgmma_wait() {}
 
-// Element (row, k) of a K-major operand that is swizzled over 128 bytes.
+// Element (row, k) of a K-major operand that is swizzled over 128 bytes, or over 64.
 inline float operand(uint64_t descriptor, int row, int k) {
   const unsigned start = (unsigned)(descriptor & 0x3fff) << 4, group = (unsigned)(descriptor >> 32 & 0x3fff) << 4;
-  unsigned address = start + row / 8 * group + row % 8 * 128 + k * 2;
-  address ^= (address >> 7 & 7) << 4;
+  const bool wide = descriptor >> 62 == 1;
+  unsigned address = start + row / 8 * group + row % 8 * (wide ? 128 : 64) + k * 2;
+  address ^= (address >> 7 & (wide ? 7 : 3)) << 4;
   return emulator::half_at(emulator::shared_base(*emulator::current->home) + (address - emulator::SHARED_ORIGIN));
 }
 inline void wgmma(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {

@@ -62,6 +62,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const Split p
   const bool exists = row < p.rows;
   unsigned largest = 0, special = 0;
   if (exists) {
+#pragma unroll 4
     for (int c = threadIdx.x * 4; c < p.columns; c += threads * 4) {
       const float4 v = *reinterpret_cast<const float4*>(x + c);
       const float values[4] = {v.x, v.y, v.z, v.w};
@@ -94,6 +95,7 @@ static __global__ void __launch_bounds__(SPLIT_THREADS) split_rows(const Split p
   const float scale = __uint_as_float((unsigned)(127 + half_way) << 23);
   const float rest = __uint_as_float((unsigned)(127 - exponent - half_way) << 23);
   __half* image = p.image + (long long)(row / TILE) * tiles * (2 * PLANE) + (row % TILE) * K_TILE;
+#pragma unroll 2
   for (int chunk = threadIdx.x; chunk < tiles * CHUNKS; chunk += threads) {
     float values[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
     if (exists && chunk * 8 < p.columns) {
@@ -216,20 +218,28 @@ static __device__ __forceinline__ bool barrier_done(uint64_t* barrier, int parit
       : "memory");
   return done != 0;
 }
-// Copies to the same place in every block of `mask`, and counts the bytes on the barrier there.
-static __device__ __forceinline__ void copy_tile(void* to, const void* from, int bytes, uint64_t* barrier, int mask) {
-  if (CLUSTER == 1) {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-                     shared_address(to)),
-                 "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier))
-                 : "memory");
-  } else {
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
-        "%4;" ::"r"(shared_address(to)),
-        "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)mask)
-        : "memory");
-  }
+// How L2 keeps what a copy reads: as usual, or first to go.
+static __device__ __forceinline__ uint64_t cache_policy(bool once) {
+  uint64_t policy;
+  if (once) asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  else asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+static __device__ __forceinline__ void copy_tile(void* to, const void* from, int bytes, uint64_t* barrier,
+                                                 uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "l"(policy)
+      : "memory");
+}
+// Copies to the same place in every block of the cluster, and counts the bytes on the barrier there.
+static __device__ __forceinline__ void copy_to_cluster(void* to, const void* from, int bytes, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+      "%4;" ::"r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(barrier)), "h"((uint16_t)((1 << CLUSTER) - 1))
+      : "memory");
 }
 static __device__ __forceinline__ int cluster_rank() {
   unsigned rank;
@@ -264,7 +274,6 @@ static __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_
 }
 #endif
 
-static_assert(K_TILE == 64, "tiles are swizzled over 128 bytes here");
 constexpr int CONSUMERS = 256;             // two warpgroups, 64 rows of x each
 constexpr int THREADS = CONSUMERS + 32;    // and a warp that copies
 constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + 2 * STAGES * 8;
@@ -275,10 +284,10 @@ static __device__ __forceinline__ void barrier_wait(uint64_t* barrier, int parit
   }
 }
 
-// A tile plane in shared memory, K-major, swizzled over 128 bytes: rows in groups of 8 that are 1,024 bytes apart.
+// A tile plane in shared memory, K-major, swizzled over a row's 128 or 64 bytes: rows in groups of 8.
 static __device__ __forceinline__ uint64_t descriptor(const char* plane) {
   const uint64_t address = (shared_address(plane) & 0x3ffffu) >> 4;
-  return address | 1ull << 16 | (uint64_t)(1024 >> 4) << 32 | 1ull << 62;
+  return address | 1ull << 16 | (uint64_t)(K_TILE * 16 >> 4) << 32 | (K_TILE == 64 ? 1ull : 2ull) << 62;
 }
 
 // Blocks of a cluster have neighbouring tiles of w and the same tile of x.
@@ -298,6 +307,7 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
     }
     barriers_ready();
   }
+  __syncwarp();
   if (CLUSTER > 1) cluster_sync();
   else __syncthreads();
   if (warp == CONSUMERS / 32) {
@@ -305,6 +315,7 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
       const int b_tiles = (p.n + TILE - 1) / TILE;
       const int b_tile = (int)blockIdx.y < b_tiles ? (int)blockIdx.y : b_tiles - 1;
       const int rank = CLUSTER > 1 ? cluster_rank() : 0;
+      const uint64_t keep = cache_policy(false), stream = cache_policy(STREAM_WEIGHTS && gridDim.x == 1);
       const char* a = reinterpret_cast<const char*>(p.a + (long long)blockIdx.x * k_tiles * (2 * PLANE));
       const char* b = reinterpret_cast<const char*>(p.b + (long long)b_tile * k_tiles * (2 * PLANE));
       for (int i = first; i < last; ++i) {
@@ -313,8 +324,10 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
         barrier_expect(full + slot, STAGE_BYTES);
         char* to = tiles + slot * STAGE_BYTES;
         const long long at = (long long)i * (2 * PLANE_BYTES);
-        copy_tile(to + rank * SLICE_BYTES, a + at + rank * SLICE_BYTES, SLICE_BYTES, full + slot, (1 << CLUSTER) - 1);
-        copy_tile(to + 2 * PLANE_BYTES, b + at, 2 * PLANE_BYTES, full + slot, 1 << rank);
+        const int slice = rank * SLICE_BYTES;
+        if (CLUSTER > 1) copy_to_cluster(to + slice, a + at + slice, SLICE_BYTES, full + slot);
+        else copy_tile(to, a + at, SLICE_BYTES, full + slot, keep);
+        copy_tile(to + 2 * PLANE_BYTES, b + at, 2 * PLANE_BYTES, full + slot, stream);
       }
     }
   } else {
