@@ -233,3 +233,4 @@ def test_every_architecture_has_a_tiling_that_compiles_without_spills(arch: str,
     assert re.findall(r"(\d+) bytes spill stores", report)
     assert set(re.findall(r"(\d+) bytes spill stores", report)) == {"0"}
     assert "serializ" not in report
+    assert "warning" not in report

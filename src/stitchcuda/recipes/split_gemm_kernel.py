@@ -117,7 +117,8 @@ def source(chosen: Tiling) -> str:
         "CLUSTER": chosen.cluster,
     }
     lines = [f"#define SPLIT_GEMM_WGMMA {int(chosen.wgmma)}"]
-    lines.append(f"constexpr bool STREAM_WEIGHTS = {str(chosen.stream).lower()};")
+    if chosen.wgmma:
+        lines.append(f"constexpr bool STREAM_WEIGHTS = {str(chosen.stream).lower()};")
     lines += [f"constexpr int {name} = {value};" for name, value in config.items()]
     text = TEMPLATE.read_text().replace("// @CONFIG@", "\n".join(lines))
     return text.replace("@PACK@", chosen.pack).replace("@LINEAR@", chosen.linear)
