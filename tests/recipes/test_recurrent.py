@@ -151,6 +151,18 @@ def test_states_go_from_block_to_block_within_a_cluster(
     same_results(text, load_emulated(program, tmp_path, monkeypatch))
 
 
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_groups_of_batch_rows_take_turns_in_a_wavefront(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiling = Tiling(True, 4, 2, 16, 8 if kind == "LSTM" else 6)
+    assert Cost(Stack("gru", 5, 5, 8, 32, 3), tiling).groups == 2
+    monkeypatch.setattr("stitchcuda.recipes.recurrent._best", lambda stack, rewriter: tiling)
+    text = recurrent_task(kind, layers=3, batch=5, steps=5)
+    program = write_program(task_of(text), gpu(), [Recurrent.name])
+    same_results(text, load_emulated(program, tmp_path, monkeypatch))
+
+
 LAST = """
 import torch
 from torch import nn

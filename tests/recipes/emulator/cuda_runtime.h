@@ -242,4 +242,4 @@ inline float __uint_as_float(uint32_t bits) {
 }
 inline float rsqrtf(float x) { return 1.f / sqrtf(x); }
 
-#include "tensor_cores.h"
+#include "exchange.h"
