@@ -1,0 +1,164 @@
+"""Kernels for transformers over a few tokens: linear layers with few rows, attention over short sequences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stitchcuda.program.model import Program
+from stitchcuda.recipes.base import is_launch
+from stitchcuda.recipes.normalise import VIEWS, op_name
+from stitchcuda.recipes.skinny_linear import SkinnyPlan, row_strides
+from stitchcuda.recipes.write import rewrite, write_program
+from tests.recipes.emulation import compiles, gpu, load_emulated, needs_nvcc
+from tests.recipes.support import leaves, make_task, model_source
+from tests.recipes.test_emulated_fusion import plain_cpp, scope_model
+
+RECIPES = ("skinny_linear", "small_attention", "row_reduction", "pointwise", "epilogue")
+
+ENCODER = """
+self.layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+self.head = nn.Linear(32, 20)
+"""
+ENCODED = "return self.head(self.layer(a)[:, 0])"
+
+
+def emulated(
+    forward: str,
+    shapes: list[tuple[int, ...]],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    init: str = "pass",
+    multiprocessors: int = 132,
+) -> Program:
+    """The program for cuda, after its kernels gave on the CPU what the reference gives, twice."""
+    task = make_task(model_source(forward, shapes, init), "cuda")
+    program = write_program(task, gpu(multiprocessors), RECIPES)
+    files = {path: plain_cpp(text) if path.endswith(".cu") else text for path, text in program.files.items()}
+    module = load_emulated(program.model_copy(update={"files": files}), folder, monkeypatch)
+    torch.manual_seed(1)
+    new = module.ModelNew()
+    with torch.no_grad():
+        for value in new.parameters():
+            value.add_(0.1 * torch.randn_like(value))
+    scope: dict[str, object] = {}
+    exec(task.source, scope)
+    reference = scope_model(scope, new).train(new.training)
+    for _ in range(2):
+        inputs = scope["get_inputs"]()  # type: ignore[operator]
+        with torch.no_grad():
+            got, expected = leaves(new(*inputs)), leaves(reference(*inputs))
+        for mine, eager in zip(got, expected, strict=True):
+            torch.testing.assert_close(mine, eager, rtol=2e-5, atol=2e-5)
+    return program
+
+
+def names(program: Program) -> list[str]:
+    assert program.manifest is not None
+    return [launcher.name for launcher in program.manifest.launchers]
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "k", "multiprocessors"),
+    [(1, 9, 32, 4), (20, 40, 128, 132), (7, 50, 516, 2), (32, 33, 260, 1), (10, 16, 8192, 16), (3, 8, 1000, 132)],
+    ids=["one row", "one chunk", "odd sizes", "most rows", "long K over blocks", "ragged K"],
+)
+def test_linear_layers_over_few_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, k: int, multiprocessors: int
+) -> None:
+    init = f"self.layer = nn.Linear({k}, {columns})"
+    program = emulated(
+        "return self.layer(a)", [(rows, k)], tmp_path, monkeypatch, init=init, multiprocessors=multiprocessors
+    )
+    assert "skinny_linear" in names(program)[0]
+
+
+def test_the_activation_joins_and_rows_may_be_strided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init = "self.one = nn.Linear(32, 40, bias=False)\nself.two = nn.Linear(40, 12)"
+    forward = "return F.gelu(self.two(F.hardswish(self.one(a.transpose(0, 1)) * 2)))"
+    program = emulated(forward, [(5, 3, 32)], tmp_path, monkeypatch, init=init)
+    assert len(names(program)) == 2
+    assert "aten.hardswish" not in program.files["program.py"]
+    assert "aten.gelu" not in program.files["program.py"]
+
+
+def test_a_long_k_is_split_over_blocks_and_gives_the_same_each_time() -> None:
+    plan = SkinnyPlan(10, 128, 8192, 10, (0, 8192), bias=True, multiprocessors=132)
+    assert plan.splits > 1
+    assert plan.blocks * plan.splits >= 132
+
+
+@pytest.mark.parametrize(
+    ("shape", "causal"),
+    [((2, 3, 2, 32), False), ((1, 2, 37, 20), True), ((2, 1, 64, 48), False), ((1, 1, 1, 4), False)],
+    ids=["two positions", "causal", "most keys", "one position"],
+)
+def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], causal: bool) -> None:
+    forward = f"return F.scaled_dot_product_attention(a, b * 3, c, is_causal={causal}).transpose(1, 2).flatten(2)"
+    program = emulated(forward, [shape] * 3, tmp_path, monkeypatch)
+    assert "small_attention" in names(program)[0]
+
+
+def test_cross_attention_with_a_scale_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = "return F.scaled_dot_product_attention(a, b, b, scale=0.5)"
+    emulated(forward, [(2, 3, 5, 8), (2, 3, 40, 8)], tmp_path, monkeypatch)
+
+
+def test_heads_are_read_from_the_packed_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = """
+    q, k, v = self.qkv(a).chunk(3, -1)
+    q, k, v = (t.view(2, 6, 4, 8).transpose(1, 2).contiguous() for t in (q, k, v))
+    return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 6, 32))
+    """
+    init = "self.qkv = nn.Linear(32, 96)\nself.out = nn.Linear(32, 32)"
+    program = emulated(forward, [(2, 6, 32)], tmp_path, monkeypatch, init=init)
+    assert len(names(program)) == 3
+    assert "contiguous" not in program.files["program.py"].split("def forward")[-1]
+
+
+def test_an_encoder_layer_is_seven_launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    emulated(ENCODED, [(3, 2, 32)], tmp_path, monkeypatch, init=ENCODER)
+    task = make_task(model_source(ENCODED, [(3, 2, 32)], ENCODER), "cuda")
+    before, _ = rewrite(task, gpu(), ())
+    after, _ = rewrite(task, gpu(), RECIPES)
+
+    def launches(nodes: object) -> int:
+        return sum(is_launch(node) or op_name(node) not in VIEWS - {"contiguous"} | {""} for node in nodes)  # type: ignore[attr-defined]
+
+    assert launches(before.graph.nodes) >= 12
+    assert launches(after.graph.nodes) == 8
+
+
+def test_what_does_not_fit_is_left_alone() -> None:
+    masked = "return F.scaled_dot_product_attention(a, a, a, attn_mask=torch.ones(4, 4).tril().bool())"
+    for forward, shape, init in [
+        ("return self.layer(a)", (64, 64), "self.layer = nn.Linear(64, 64)"),
+        ("return self.layer(a)", (4, 30), "self.layer = nn.Linear(30, 64)"),
+        ("return F.scaled_dot_product_attention(a, a, a)", (1, 1, 65, 8), "pass"),
+        (masked, (1, 1, 4, 8), "pass"),
+    ]:
+        task = make_task(model_source(forward, [shape], init), "cuda")
+        assert write_program(task, gpu(), RECIPES).manifest is None
+
+
+def test_rows_of_two_levels_are_described() -> None:
+    x = torch.empty(4, 3, 8)
+    assert row_strides(x) == (12, (0, 8))
+    assert row_strides(x.transpose(0, 1)) == (4, (8, 24))
+    assert row_strides(x[:, 0]) == (4, (0, 24))
+    assert row_strides(x.transpose(1, 2)) is None
+
+
+@needs_nvcc
+def test_kernels_compile_for_every_architecture(tmp_path: Path) -> None:
+    forward = "return self.head(self.layer(a)[:, 0]), self.wide(b)"
+    init = ENCODER + "self.wide = nn.Linear(8192, 128)\n"
+    task = make_task(model_source(forward, [(10, 2, 32), (10, 8192)], init), "cuda")
+    files = write_program(task, gpu(), RECIPES).files
+    for path in ("skinny_linear.cu", "small_attention.cu"):
+        for report in compiles(files[path], tmp_path).values():
+            assert "spill" in report
+            assert all(" 0 bytes spill stores" in line for line in report.splitlines() if "spill" in line)
