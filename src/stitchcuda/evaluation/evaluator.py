@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +66,7 @@ class Evaluator:
         self.kind = task.target.kind
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
+        self._loading = threading.Lock()
         self._calls = itertools.count(1)
         self._sessions: set[Session] = set()
         self._traces: dict[str, Trace] = {}
@@ -87,6 +89,7 @@ class Evaluator:
 
     def _stop_oracle(self) -> None:
         self.stocks.held.clear()
+        self.stocks.early.clear()
         self.close_all(list(self._sessions))
         if self._client is not None:
             self._client.close()
@@ -95,17 +98,18 @@ class Evaluator:
     @property
     def oracle(self) -> OracleClient:
         """The oracle with the task loaded; started anew when it had died."""
-        client = self._start_oracle()
-        if self._plan is None:
-            self._plan = client.ask(
-                "init",
-                task=self.task.model_dump(),
-                training=self.facts.training,
-                stochastic=self.facts.stochastic,
-                seedable=self.facts.seedable,
-                tolerance=self.settings.tolerance(self.task.precision).model_dump(),
-            )
-        return client
+        with self._loading:
+            client = self._start_oracle()
+            if self._plan is None:
+                self._plan = client.ask(
+                    "init",
+                    task=self.task.model_dump(),
+                    training=self.facts.training,
+                    stochastic=self.facts.stochastic,
+                    seedable=self.facts.seedable,
+                    tolerance=self.settings.tolerance(self.task.precision).model_dump(),
+                )
+            return client
 
     @property
     def plan(self) -> dict[str, Any]:
@@ -161,14 +165,17 @@ class Evaluator:
 
     def session(self, subject: Subject) -> Session:
         """A session, not yet open; closed with the Evaluator at the latest."""
-        session = Session(subject, self.oracle, self.plan, self.kind, self.settings)
+        session = Session(subject, self)
         self._sessions.add(session)
         return session
 
     def close_all(self, sessions: Sequence[Session]) -> None:
         """Close sessions side by side, since a process on a device takes its time to end."""
-        with ThreadPoolExecutor(max_workers=max(1, len(sessions))) as pool:
-            list(pool.map(Session.close, sessions))
+        if len(sessions) > 1:
+            with ThreadPoolExecutor(max_workers=len(sessions)) as pool:
+                list(pool.map(Session.close, sessions))
+        for session in sessions:
+            session.close()
         self._sessions.difference_update(sessions)
 
     def trace(self, program: Program | None) -> Trace:

@@ -39,18 +39,16 @@ class Publication:
         """The first Program is loaded, so that the oracle's state (new where names did not match) stays."""
 
     def run(self) -> Samples:
-        """All rounds; every process of all of them is started at once where memory allows, else of one round at once,
-        else each is alone. Raises Failure of the Program."""
+        """All rounds. The processes of as many of them as memory holds are started at once; where it does not hold
+        those of one, each is alone. Raises Failure of the Program."""
         rounds, count = self.settings.publish_processes, 1 + len(self.names)
-        room = self.evaluator.room
+        most = rounds if self.evaluator.kind == "cuda" else 1
+        held = next((number for number in range(most, 0, -1) if self.evaluator.room(number * count)), 0)
         try:
-            if not room(count):
+            if not held:
                 raise Crowded
-            if self.evaluator.kind == "cuda" and room(rounds * count):
-                self._together(range(rounds))
-            else:
-                for index in range(rounds):
-                    self._together([index])
+            for index in range(0, rounds, held):
+                self._together(range(index, min(index + held, rounds)))
         except Crowded:
             self.trial.interleaved = False
             self.samples = {}
@@ -72,6 +70,8 @@ class Publication:
         jobs = [(program, partial(self._warm, program, label)) for label, program, _ in played]
         for label, _, stock in played:
             jobs += [(session, partial(stocks.warm, session, label, self.settled)) for session in stock]
+        everything = [session for _, program, stock in played for session in (program, *stock)]
+        census = played[-1][1] if rounds[-1] == self.settings.publish_processes - 1 else None
         try:
             side_by_side(jobs, cores() if self.evaluator.kind == "cpu" else len(jobs))
             trial.spent("starting", began)
@@ -80,17 +80,15 @@ class Publication:
                     raise Crowded
                 self.evaluator.time([program, *trial.sound(stock)], self._plan(), trial.checked, label=label)
                 self._keep(program, stock)
+            if census is not None:
+                self.evaluator.close_all([session for session in everything if session is not census])
+                trial.census(census)
         except Failure as failure:
             if failure.status == "out_of_memory" and self.names:
                 raise Crowded from None
             raise
         finally:
-            # The last Program stays for the census; the trial closes it in any case.
-            last = played[-1][1]
-            self.evaluator.close_all([s for _, program, stock in played for s in (program, *stock) if s is not last])
-        if rounds[-1] == self.settings.publish_processes - 1:
-            trial.census(last)
-        self.evaluator.close_all([last])
+            self.evaluator.close_all(everything)
 
     def _alone(self, index: int) -> None:
         """One round with every process alone on the device."""

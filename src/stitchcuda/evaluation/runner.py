@@ -66,9 +66,9 @@ class Runner:
         self.collect_path = here / "collect.py"
         self.config = config
         self.cuda = config["kind"] == "cuda"
-        self.arena = wire.Arena(**config["arena"])
-        self.memory = self.buffers.map_arena(config["arena_fd"], self.arena.total)
-        self.view = memoryview(self.memory)
+        self.arena: wire.Arena
+        self.memory: Any = None
+        self.view: memoryview
         self.data: dict[str, torch.Tensor] = {}
         self.setup: dict[str, Any] = {}
         self.arguments: list[Any] = []
@@ -91,6 +91,10 @@ class Runner:
             self.torch.cuda.synchronize()
 
     def hello(self) -> None:
+        fd = self.config["arena_fd"]
+        self.arena = wire.Arena.unpack(os.pread(fd, wire.PAGE, 0))
+        self.memory = self.buffers.map_arena(fd, self.arena.total)
+        self.view = memoryview(self.memory)
         self.report({"missing": self.config["missing"], "torch": self.torch.__version__})
 
     def attach(self) -> None:

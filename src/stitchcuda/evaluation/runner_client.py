@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -87,19 +87,21 @@ class Drain:
 
 
 class RunnerClient:
-    """One runner process."""
+    """One runner process. ``arena`` may follow by ``arrange`` where the sizes are not known yet."""
 
     def __init__(
-        self, subject: Subject, *, kind: str, level: str, arena: wire.Arena, settings: EvaluationSettings
+        self, subject: Subject, *, kind: str, level: str, arena: wire.Arena | None, settings: EvaluationSettings
     ) -> None:
         self.subject = subject
         self.workdir = Path(tempfile.mkdtemp(prefix="stitchcuda-runner-"))
         self.workdir.chmod(0o711)
-        self.arena = arena
         self.closed = False
         self.closing = threading.Lock()
         self.handed = 0.0
-        self.arena_fd = _sealed_memory(arena.total)
+        self.arena_fd = os.memfd_create("stitchcuda", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
+        self.arena: wire.Arena
+        if arena is not None:
+            self.arrange(arena)
         self.program_fd = os.memfd_create("program", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         command_read, self.command_fd = os.pipe()
         self.reply_fd, reply_write = os.pipe()
@@ -119,7 +121,6 @@ class RunnerClient:
             "level": level,
             "trusted": subject.trusted,
             "workdir": str(self.workdir),
-            "arena": asdict(arena),
             "arena_fd": self.arena_fd,
             "program_fd": self.program_fd,
             "command_fd": command_read,
@@ -130,7 +131,7 @@ class RunnerClient:
                 "file_bytes": settings.disk_bytes,
                 "disk_bytes": settings.disk_bytes,
                 "processes": settings.processes,
-                "address_bytes": _address_bytes(settings, arena) if kind == "cpu" else 0,
+                "address_bytes": _address_bytes(settings, arena.total if arena else 0) if kind == "cpu" else 0,
             },
             "torch_folder": _torch_folder(),
             "readable": _readable(subject),
@@ -156,6 +157,14 @@ class RunnerClient:
                 os.close(fd)
         self.gone = os.pidfd_open(self.process.pid)
         self.drain = Drain(output_read, settings.log_bytes)
+
+    def arrange(self, arena: wire.Arena) -> None:
+        """Lay the shared memory out, once, before HELLO. Nobody can shrink it afterwards, so that the oracle cannot be
+        made to fault."""
+        self.arena = arena
+        os.ftruncate(self.arena_fd, arena.total)
+        os.pwrite(self.arena_fd, arena.pack(), 0)
+        fcntl.fcntl(self.arena_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
     def deliver(self, folder: Path) -> None:
         """Hand the files of a built Program over; once, before LOAD."""
@@ -282,20 +291,12 @@ def _first_line(text: str) -> str:
     return (text.strip().splitlines() or ["an error without a message"])[0][:400]
 
 
-def _sealed_memory(size: int) -> int:
-    """Anonymous shared memory that nobody can shrink, so that the oracle cannot be made to fault."""
-    fd = os.memfd_create("stitchcuda", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
-    os.ftruncate(fd, size)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-    return fd
-
-
-def _address_bytes(settings: EvaluationSettings, arena: wire.Arena) -> int:
+def _address_bytes(settings: EvaluationSettings, shared: int) -> int:
     if settings.memory_bytes is not None:
         return settings.memory_bytes
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024 * 3 // 4 + (4 << 30) + arena.total
+            return int(line.split()[1]) * 1024 * 3 // 4 + (4 << 30) + shared
     return 0
 
 

@@ -8,15 +8,17 @@ import itertools
 import secrets
 import threading
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import sandbox, wire
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.runner_client import Failure, RunnerClient, Subject
-from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.timing import Sample
 from stitchcuda.evaluation.wire import Code, Op
+
+if TYPE_CHECKING:
+    from stitchcuda.evaluation.evaluator import Evaluator
 
 _numbers = itertools.count(1)
 
@@ -27,20 +29,20 @@ class Planes:
 
     level = "full"
     ipc = True
-    proven: ClassVar[set[str]] = set()
-    """Kinds of device on which an untrusted runner has come up so: a later failure is not the confinement's."""
+    proven: ClassVar[set[tuple[str, bool]]] = set()
+    """Kinds of device, and whether trusted, on which a runner has come up so: a later failure is not for these."""
     lock = threading.Lock()
 
     @classmethod
-    def step_down(cls, level: str, ipc: bool) -> bool:
+    def step_down(cls, level: str, ipc: bool, *, trusted: bool, kind: str) -> bool:
         """Give up one thing, unless another session has done so since ``level`` and ``ipc`` were read; False when
-        there is nothing left to give up."""
+        there is nothing left to give up. Trusted runners are not confined: for them only sharing can be at fault."""
         with cls.lock:
             if (cls.level, cls.ipc) != (level, ipc):
                 return True
-            if level != sandbox.LEVELS[-1]:
+            if not trusted and level != sandbox.LEVELS[-1]:
                 cls.level = sandbox.LEVELS[sandbox.LEVELS.index(level) + 1]
-            elif ipc:
+            elif ipc and kind == "cuda":
                 cls.ipc, cls.level = False, "full"
             else:
                 return False
@@ -50,10 +52,9 @@ class Planes:
 class Session:
     """A started runner. Use ``open`` and ``close``."""
 
-    def __init__(
-        self, subject: Subject, oracle: OracleClient, plan: dict[str, Any], kind: str, settings: EvaluationSettings
-    ) -> None:
-        self.subject, self.oracle, self.plan, self.kind, self.settings = subject, oracle, plan, kind, settings
+    def __init__(self, subject: Subject, evaluator: Evaluator) -> None:
+        self.subject, self.evaluator = subject, evaluator
+        self.kind, self.settings = evaluator.kind, evaluator.settings
         self.number = next(_numbers)
         self.runner: RunnerClient | None = None
         self.missing: list[str] = []
@@ -67,9 +68,20 @@ class Session:
         self.calls = 0
         self.attached = False
         self.aborted = False
+        self.begun = Planes.level, Planes.ipc
         self.torch = ""
         self.note = ""
         self.failure: Failure | None = None
+
+    @property
+    def oracle(self) -> OracleClient:
+        """The oracle, with the task loaded."""
+        return self.evaluator.oracle
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What the oracle said about the task."""
+        return self.evaluator.plan
 
     @property
     def live(self) -> RunnerClient:
@@ -82,19 +94,21 @@ class Session:
         shared. Raises InfrastructureError when no runner can be started, Failure when ``abort`` was called."""
         retried = False
         while True:
-            level, ipc = Planes.level, Planes.ipc
-            self._start(level, ipc)
+            if self.runner is None:
+                self.begin()
+            level, ipc = self.begun
+            self._arrange(ipc)
             problem = self._attach()
             if not problem:
-                if not self.subject.trusted:
-                    Planes.proven.add(self.kind)
+                Planes.proven.add((self.kind, self.subject.trusted))
                 return
             self.close()
             if self.aborted:
                 raise Failure("crashed", "the session was given up")
             # What worked before failed for another reason (memory, a full machine): once more, then say so.
-            proven = self.kind in Planes.proven
-            if (proven and retried) or not (proven or Planes.step_down(level, ipc)):
+            trusted = self.subject.trusted
+            proven = (self.kind, trusted) in Planes.proven
+            if (proven and retried) or not (proven or Planes.step_down(level, ipc, trusted=trusted, kind=self.kind)):
                 raise InfrastructureError(f"a runner could not be started: {problem}")
             retried = True
             self.number = next(_numbers)
@@ -106,21 +120,31 @@ class Session:
         if runner is not None:
             runner.kill()
 
-    def _start(self, level: str, ipc: bool) -> None:
-        on_device = self.kind == "cuda" and ipc
+    def begin(self) -> None:
+        """Start the process, which takes seconds to import torch; a stock option's needs nothing of the oracle yet."""
+        self.begun = Planes.level, Planes.ipc
+        arena = None if self.subject.trusted else self._arena(Planes.ipc)
+        self.runner = RunnerClient(
+            self.subject, kind=self.kind, level=self.begun[0], arena=arena, settings=self.settings
+        )
+        if self.aborted:
+            self.runner.kill()
+
+    def _arena(self, ipc: bool) -> wire.Arena:
         sizes = {region: self.plan[region] for region in ("inputs", "outputs", "state")}
-        self.ipc = dict(sizes) if on_device else {}
+        self.ipc = dict(sizes) if self.kind == "cuda" and ipc else {}
         if self.ipc and self.plan["host_inputs"]:
             del self.ipc["inputs"]
-        arena = wire.Arena(
+        return wire.Arena(
             setup=self.plan["descriptions"],
             structure=self.plan["descriptions"],
             report=max(1 << 20, self.plan["descriptions"]),
             **{region: 0 if region in self.ipc else size for region, size in sizes.items()},
         )
-        self.runner = RunnerClient(self.subject, kind=self.kind, level=level, arena=arena, settings=self.settings)
-        if self.aborted:
-            self.runner.kill()
+
+    def _arrange(self, ipc: bool) -> None:
+        if self.subject.trusted:
+            self.live.arrange(self._arena(ipc))
 
     def _attach(self) -> str:
         """Empty when the runner sees the shared buffers; otherwise why not."""

@@ -15,6 +15,7 @@ from stitchcuda.evaluation.model import Tier, Timing
 from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.starting import side_by_side
+from stitchcuda.hardware.detect import torch_version
 
 if TYPE_CHECKING:
     from stitchcuda.evaluation.evaluator import Evaluator
@@ -30,6 +31,8 @@ class StockOptions:
         self.evaluator = evaluator
         self.held: dict[str, Session] = {}
         """Open sessions, warm; those that failed stay here with their ``failure``."""
+        self.early: dict[str, Session] = {}
+        """Begun already, so that they import torch while the oracle does."""
 
     def names(self) -> list[str]:
         """Those that exist on this target, eager first."""
@@ -42,7 +45,7 @@ class StockOptions:
     def session(self, name: str, at_once: int = 1) -> Session:
         """A session for a stock option, not yet open; ``at_once`` of all kinds are going to be started together."""
         evaluator = self.evaluator
-        folder = evaluator.cache / "inductor" / evaluator.plan["torch"]
+        folder = evaluator.cache / "inductor" / torch_version()[0]
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         threads = 1 if evaluator.kind == "cpu" else min(COMPILE_THREADS, max(1, cores() // max(1, at_once // 2)))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
@@ -75,7 +78,9 @@ class StockOptions:
         return list(self.held.values())
 
     def _ready(self, names: Sequence[str]) -> dict[str, Session]:
-        sessions = {name: self.session(name, len(names)) for name in names}
+        sessions = {
+            name: self.early.pop(name) if name in self.early else self.session(name, len(names)) for name in names
+        }
         side_by_side([(session, partial(self.warm, session)) for session in sessions.values()], cores())
         return sessions
 
@@ -87,13 +92,16 @@ class StockOptions:
         """
         evaluator = self.evaluator
         path = baseline_cache.cache_path(
-            evaluator.cache, evaluator.task, evaluator.device, evaluator.plan["torch"], evaluator.device.multiprocessors
+            evaluator.cache, evaluator.task, evaluator.device, torch_version()[0], evaluator.device.multiprocessors
         )
         known = baseline_cache.read(path) if tier == "screen" else {}
         missing = [name for name in self.names() if name not in known]
         if missing:
             if not keep:
                 self.release()
+            self.early = {name: self.session(name, len(missing)) for name in missing if name not in self.held}
+            for session in self.early.values():
+                session.begin()
             evaluator.oracle.ask("renew", nonce=secrets.token_hex(16))
             known |= self._measure(missing, keep)
             baseline_cache.write(path, known)
@@ -104,12 +112,15 @@ class StockOptions:
         if keep:
             sessions = {s.subject.name: s for s in self.beside() if s.subject.name in names}
             return self._timed(sessions, keep=True)
-        if self.evaluator.room(len(names)):
+        evaluator = self.evaluator
+        if evaluator.room(len(names)):
             timings = self._timed(self._ready(names), keep=False)
             crowded = [name for name, timing in timings.items() if timing.note.startswith("out_of_memory")]
             if len(names) == 1 or not crowded:
                 return timings
             self.release()
+        evaluator.close_all(list(self.early.values()))
+        self.early.clear()
         return {name: self._timed(self._ready([name]), keep=False)[name] for name in reversed(names)}
 
     def _timed(self, sessions: dict[str, Session], keep: bool) -> dict[str, Timing]:

@@ -20,6 +20,9 @@ COMMAND = struct.Struct("<IHHqQq")
 REPLY = struct.Struct("<IHHqQqqqq")
 """magic, operation, code, call number, token, wall ns, device ns, peak device bytes, peak host bytes."""
 
+SIZES = struct.Struct("<6Q")
+"""An arena's sizes, in the order of its fields."""
+
 MAGIC = 0x53544344
 PAGE = 4096
 
@@ -133,8 +136,9 @@ class Reply:
 class Arena:
     """Where things lie in the shared memory of one session, in bytes; three regions of JSON, three of tensor data.
 
-    A region of JSON starts with its length as eight bytes, little endian. On cuda the data regions may be device
-    buffers instead, and are then empty here.
+    The first page holds the six sizes, since a runner is started before they are known. A region of JSON starts with
+    its length as eight bytes, little endian. On cuda the data regions may be device buffers instead, and are then empty
+    here.
     """
 
     setup: int
@@ -147,7 +151,7 @@ class Arena:
     @property
     def offsets(self) -> dict[str, tuple[int, int]]:
         """Offset and size by region, page-aligned."""
-        at, out = 0, {}
+        at, out = PAGE, {}
         for name in ("setup", "structure", "report", "inputs", "outputs", "state"):
             size = getattr(self, name)
             out[name] = (at, size)
@@ -158,7 +162,17 @@ class Arena:
     def total(self) -> int:
         """Size of the whole, bytes."""
         offset, size = self.offsets["state"]
-        return max(PAGE, offset + -(-size // PAGE) * PAGE)
+        return offset + -(-size // PAGE) * PAGE
+
+    def pack(self) -> bytes:
+        """The first page."""
+        sizes = (self.setup, self.structure, self.report, self.inputs, self.outputs, self.state)
+        return SIZES.pack(*sizes).ljust(PAGE, b"\0")
+
+    @staticmethod
+    def unpack(page: bytes) -> Arena:
+        """The arena behind a first page."""
+        return Arena(*SIZES.unpack_from(page))
 
 
 def put_text(memory: memoryview, arena: Arena, region: str, text: str) -> None:
