@@ -141,6 +141,7 @@ def test_the_cpu_kernel_agrees_too(shape: str, tmp_path: Path, monkeypatch: pyte
         (5, 1, "2, 3, 16, 14", 1),
         (3, 1, "1, 3, 17, 15", 1),
         (5, 2, "2, 3, 9, 16", 2),
+        (3, 2, "3, 3, 1, 1", 2),
     ],
 )
 def test_depthwise_convolutions_take_the_batch_norms_around_them_along(

@@ -34,6 +34,41 @@ def test_the_program_computes_what_the_convolution_does(bias: bool) -> None:
     torch.testing.assert_close(exact, torch.relu(reference.conv(x)), rtol=1e-5, atol=1e-6)
 
 
+SQUEEZE = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.squeeze, self.excite = nn.Conv2d(6, 4, 1), nn.Conv2d(4, 6, 1, bias=False)
+
+    def forward(self, x):
+        y = F.adaptive_avg_pool2d(F.adaptive_avg_pool2d(x, 1), 1)
+        return x * torch.sigmoid(self.excite(F.relu(self.squeeze(y))))
+
+def get_inputs():
+    return [torch.randn(2, 6, 5, 5)]
+
+def get_init_inputs():
+    return []
+"""
+
+
+def test_on_planes_of_one_pixel_they_are_linear_layers_with_their_activations() -> None:
+    program = write_program(task_of(HEADER + SQUEEZE), gpu(), [ConvPointwise.name])
+    body = program.files["program.py"].split("class ModelNew")[1]
+    assert body.count("_aten.linear") == 2
+    assert body.count("_aten.adaptive_avg_pool2d") == 1
+    scope: dict[str, object] = {}
+    exec(compile(program.files["program.py"].replace("'cuda'", "'cpu'"), "program", "exec"), scope)
+    torch.manual_seed(0)
+    own = scope["ModelNew"]()  # type: ignore[operator]
+    original: dict[str, object] = {}
+    exec(compile(HEADER + SQUEEZE, "task", "exec"), original)
+    torch.manual_seed(0)
+    reference = original["Model"]()  # type: ignore[operator]
+    x = torch.randn(2, 6, 5, 5)
+    torch.testing.assert_close(own(x), reference(x), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "convolution",
     [

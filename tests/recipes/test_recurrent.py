@@ -196,6 +196,19 @@ def test_the_last_layer_runs_one_step_in_reverse_when_nobody_reads_the_others(
     same_results(text, load_emulated(program, tmp_path, monkeypatch))
 
 
+def test_a_kernel_that_was_wrong_gives_way_to_another_and_in_the_end_to_the_library() -> None:
+    text = recurrent_task("LSTM", layers=2, bidirectional=True)
+    disabled: set[str] = set()
+    kinds = []
+    for _ in range(3):
+        program = write_program(task_of(text), gpu(), [Recurrent.name], disabled=disabled)
+        used = {launcher.name for launcher in program.manifest.launchers} if program.manifest else set()
+        kinds.append(sorted({name.split("_")[1] for name in used}))
+        disabled |= used
+    assert sorted(kinds[:2]) == [["cluster"], ["layer"]]
+    assert kinds[2] == []
+
+
 PROJECTED = """
 import torch
 from torch import nn

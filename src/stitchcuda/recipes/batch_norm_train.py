@@ -44,6 +44,7 @@ class BatchNormTrain(Recipe):
     name: ClassVar[str] = "batch_norm_train"
     title: ClassVar[str] = "Run train-mode BatchNorm with its activation and residual addition in one pass"
     order: ClassVar[int] = 25
+    severable: ClassVar[bool] = True
 
     def apply(self, rewriter: Rewriter) -> None:
         """Replace every BatchNorm with batch statistics."""

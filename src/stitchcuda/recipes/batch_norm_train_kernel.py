@@ -165,7 +165,7 @@ class DepthwisePlan:
     @property
     def supported(self) -> bool:
         """Whether a variant exists for these sizes."""
-        return self.kernel in (3, 5) and self.stride in (1, 2) and self.strips <= 1024 and self.width >= 2
+        return self.kernel in (3, 5) and self.stride in (1, 2) and self.strips <= 1024
 
     @property
     def launcher(self) -> str:

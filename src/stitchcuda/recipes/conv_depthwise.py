@@ -26,6 +26,7 @@ class ConvDepthwise(Recipe):
     title: ClassVar[str] = "Run depthwise convolutions with the train-mode BatchNorms around them"
     targets: ClassVar[frozenset[TargetKind]] = frozenset({"cuda"})
     order: ClassVar[int] = 22
+    severable: ClassVar[bool] = True
 
     def apply(self, rewriter: Rewriter) -> None:
         """Replace every depthwise convolution that has a kernel."""

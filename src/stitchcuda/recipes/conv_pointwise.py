@@ -1,4 +1,4 @@
-"""Recipe: 1x1 convolutions as batched matrix products, where the library's are faster than its convolutions."""
+"""Recipe: 1x1 convolutions as matrix products, where the library's are faster than its convolutions."""
 
 from __future__ import annotations
 
@@ -18,46 +18,82 @@ SAVED_SHARE = 0.15
 FLOPS = 2.5e13
 """What cuDNN's float32 1x1 convolutions reached on an H200, per second."""
 
+UNARY = {"relu", "relu6", "hardtanh", "sigmoid", "silu", "hardswish", "hardsigmoid", "gelu", "tanh", "leaky_relu"}
+"""Activations that are the same on rows as on 1x1 planes."""
+
 
 class ConvPointwise(Recipe):
     """Applies to float32 1x1 convolutions of stride 1 in one group over contiguous input, by shape.
 
     ``weight [out, in] @ x [batch, in, height * width]`` writes the output in place, so nothing is transposed. A bias
-    becomes an addition of its own, which joins the operators behind it.
+    becomes an addition of its own, which joins the operators behind it. On 1x1 planes it is a linear layer on rows,
+    and averaging such planes is nothing at all.
     """
 
     name: ClassVar[str] = "conv_pointwise"
-    title: ClassVar[str] = "Compute 1x1 convolutions as batched matrix products"
+    title: ClassVar[str] = "Compute 1x1 convolutions as matrix products"
     targets: ClassVar[frozenset[TargetKind]] = frozenset({"cuda"})
     order: ClassVar[int] = 30
 
     def apply(self, rewriter: Rewriter) -> None:
         """Replace every convolution that pays."""
         for node in list(rewriter.graph.nodes):
-            if is_pointwise_convolution(node) and pays(node):
+            if _is_unit_pool(node):
+                rewriter.replace(node, node.args[0])
+            elif is_pointwise_convolution(node) and pays(node):
                 self._rewrite(rewriter, node)
 
     def _rewrite(self, rewriter: Rewriter, node: fx.Node) -> None:
-        x, w, *rest = node.args
-        given, weight, out = tensor(x), tensor(w), tensor(node)
+        given, weight, out = tensor(node.args[0]), tensor(node.args[1]), tensor(node)
         assert given is not None
         assert weight is not None
         assert out is not None
         n, c, k = given.shape[0], given.shape[1], weight.shape[0]
-        flat = rewriter.aten(aten.view.default, x, [n, c, -1], before=node)
-        matrix = rewriter.aten(aten.view.default, w, [1, k, c], before=node)
-        wide = rewriter.aten(aten.expand.default, matrix, [n, k, c], before=node)
-        product = rewriter.aten(aten.bmm.default, wide, flat, before=node)
+        last = node
+        if given.shape[2] * given.shape[3] == 1:
+            last, product = _as_linear(rewriter, node, n, c, k)
+        else:
+            product = _as_product(rewriter, node, n, c, k)
         result = rewriter.aten(aten.view.default, product, list(out.shape), before=node)
-        if rest and rest[0] is not None:
-            shaped = rewriter.aten(aten.view.default, rest[0], [k, 1, 1], before=node)
+        bias = node.args[2] if len(node.args) > 2 else None
+        if bias is not None and last is node and product.target is aten.bmm.default:
+            shaped = rewriter.aten(aten.view.default, bias, [k, 1, 1], before=node)
             result = rewriter.aten(aten.add.Tensor, result, shaped, before=node)
-        result.meta["val"] = node.meta["val"]
-        rewriter.replace(node, result)
+        result.meta["val"] = last.meta["val"]
+        rewriter.replace(last, result)
         seconds = 2 * out.numel() * c / FLOPS * SAVED_SHARE
-        rewriter.add_gain(
-            Gain(self.name, "1x1 convolution as a batched matrix product", seconds, operators=("conv2d",))
-        )
+        rewriter.add_gain(Gain(self.name, "1x1 convolution as a matrix product", seconds, operators=("conv2d",)))
+
+
+def _as_product(rewriter: Rewriter, node: fx.Node, n: int, c: int, k: int) -> fx.Node:
+    flat = rewriter.aten(aten.view.default, node.args[0], [n, c, -1], before=node)
+    matrix = rewriter.aten(aten.view.default, node.args[1], [1, k, c], before=node)
+    wide = rewriter.aten(aten.expand.default, matrix, [n, k, c], before=node)
+    return rewriter.aten(aten.bmm.default, wide, flat, before=node)
+
+
+def _as_linear(rewriter: Rewriter, node: fx.Node, n: int, c: int, k: int) -> tuple[fx.Node, fx.Node]:
+    """On 1x1 planes: a linear layer on rows, with the activations behind it; the last node replaced, and its value."""
+    flat = rewriter.aten(aten.view.default, node.args[0], [n, c], before=node)
+    matrix = rewriter.aten(aten.view.default, node.args[1], [k, c], before=node)
+    bias = node.args[2] if len(node.args) > 2 else None
+    last, value = node, rewriter.aten(aten.linear.default, flat, matrix, bias, before=node)
+    while len(last.users) == 1:
+        user = next(iter(last.users))
+        plain = not user.kwargs and user.all_input_nodes == [last] and user.args[0] is last
+        if op_name(user) not in UNARY or not plain or user.meta.get("segment") != node.meta.get("segment"):
+            break
+        value = rewriter.aten(user.target, value, *user.args[1:], before=node)
+        last = user
+    return last, value
+
+
+def _is_unit_pool(node: fx.Node) -> bool:
+    """Whether the node averages planes of one pixel."""
+    x, out = tensor(node.args[0] if node.args else None), tensor(node)
+    if op_name(node) != "adaptive_avg_pool2d" or x is None or out is None:
+        return False
+    return x.shape == out.shape and x.shape[-2:] == (1, 1) and not any(user.op == "output" for user in node.users)
 
 
 def is_pointwise_convolution(node: fx.Node) -> bool:

@@ -37,6 +37,7 @@ class Recurrent(Recipe):
     title: ClassVar[str] = "Run recurrent layers as persistent kernels with their weights on chip"
     targets: ClassVar[frozenset[TargetKind]] = frozenset({"cuda"})
     order: ClassVar[int] = 12
+    severable: ClassVar[bool] = True
 
     def apply(self, rewriter: Rewriter) -> None:
         """Replace every recurrent layer that fits."""
@@ -47,7 +48,7 @@ class Recurrent(Recipe):
             if stack is None:
                 continue
             best = _best(stack, rewriter)
-            if best is not None and _name(stack, best) not in rewriter.disabled:
+            if best is not None:
                 _rewrite(rewriter, node, stack, best)
 
 
@@ -97,13 +98,14 @@ def _best(stack: Stack, rewriter: Rewriter) -> Tiling | None:
     for wavefront, cluster in ((True, False), (False, False), (False, True)):
         if cluster and not has_clusters(device.target.arch):
             continue
-        found += tilings(
+        fitting = tilings(
             stack,
             wavefront=wavefront,
             cluster=cluster,
             multiprocessors=device.multiprocessors,
             shared_memory=device.shared_memory_per_block,
-        )[:1]
+        )
+        found += [tiling for tiling in fitting[:1] if _name(stack, tiling) not in rewriter.disabled]
     return min(found, key=lambda tiling: _seconds(stack, tiling), default=None)
 
 
@@ -141,6 +143,9 @@ def _rewrite(rewriter: Rewriter, node: fx.Node, stack: Stack, tiling: Tiling) ->
     per = 4 if stack.bias else 2
     weights = [params[i : i + per] for i in range(0, len(params), per)]
     last = _last_steps(node, stack, batch_first=batch_first)
+    singles = [replace(stack, layers=1, bidirectional=False, steps=steps) for steps in (stack.steps, 1)]
+    if any(_best(single, rewriter) is None for single in singles):
+        last = []
     current = x
     if batch_first:
         swapped = rewriter.aten(aten.transpose.int, x, 0, 1, before=node)
@@ -157,7 +162,7 @@ def _rewrite(rewriter: Rewriter, node: fx.Node, stack: Stack, tiling: Tiling) ->
         first, end = layer * stack.directions, (layer + 1) * stack.directions
         mine = [_rows(rewriter, state, first, end, node) for state in states]
         if last and layer == stack.layers - 1:
-            step = _last_step(rewriter, node, stack, current, weights[first:end], mine)
+            step = _last_step(rewriter, node, singles, current, weights[first:end], mine)
             for user in last:
                 rewriter.replace(user, step)
             finals = []
@@ -227,15 +232,14 @@ def _last_steps(node: fx.Node, stack: Stack, *, batch_first: bool) -> list[fx.No
 def _last_step(
     rewriter: Rewriter,
     node: fx.Node,
-    stack: Stack,
+    singles: list[Stack],
     current: fx.Node,
     weights: list[list[fx.Node]],
     states: list[fx.Node],
 ) -> fx.Node:
     """Both directions' output at the last step of a layer: all steps forward, the first one in reverse."""
     parts = []
-    for direction, steps in enumerate((stack.steps, 1)):
-        single = replace(stack, layers=1, bidirectional=False, steps=steps)
+    for direction, single in enumerate(singles):
         tiling = _best(single, rewriter)
         assert tiling is not None
         read = current if direction == 0 else rewriter.aten(aten.slice.Tensor, current, 0, -1, 2**62, before=node)
