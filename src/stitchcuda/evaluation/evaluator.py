@@ -29,7 +29,7 @@ from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
-from stitchcuda.evaluation.stock_options import StockOptions
+from stitchcuda.evaluation.stock_options import StockOptions, cores
 from stitchcuda.evaluation.telemetry import Trace, own_kernels, parse_trace
 from stitchcuda.evaluation.timing import Sample, TimingPlan, summarise
 from stitchcuda.evaluation.trial import Trial
@@ -39,6 +39,9 @@ from stitchcuda.task.model import Task, TaskFacts
 
 REFERENCE = "reference"
 """In place of a Program's digest."""
+
+SPARE_CORES = 4
+"""Cores from which on a process may import torch beside others' untimed work."""
 
 KEPT_TRACES = 16
 """Traces of the latest Programs that are kept."""
@@ -69,6 +72,7 @@ class Evaluator:
         self._loading = threading.Lock()
         self._calls = itertools.count(1)
         self._sessions: set[Session] = set()
+        self._spare: Session | None = None
         self._traces: dict[str, Trace] = {}
         self.stocks = StockOptions(self)
 
@@ -90,6 +94,7 @@ class Evaluator:
     def _stop_oracle(self) -> None:
         self.stocks.held.clear()
         self.stocks.early.clear()
+        self._spare = None
         self.close_all(list(self._sessions))
         if self._client is not None:
             self._client.close()
@@ -169,6 +174,19 @@ class Evaluator:
         self._sessions.add(session)
         return session
 
+    def prepare(self) -> None:
+        """Start the next Program's process, which has nothing to run yet; not where it would take cores from others."""
+        if self._spare is None and self.kind == "cuda" and cores() >= SPARE_CORES:
+            self._spare = self.session(self.subject())
+            self._spare.begin()
+
+    def program_session(self) -> Session:
+        """A session for a Program, not yet open: the prepared one where there is one."""
+        session, self._spare = self._spare, None
+        if session is None or session.settings is not self.settings:
+            return self.session(self.subject())
+        return session
+
     def close_all(self, sessions: Sequence[Session]) -> None:
         """Close sessions side by side, since a process on a device takes its time to end."""
         if len(sessions) > 1:
@@ -209,7 +227,7 @@ class Evaluator:
     def _begin_trace(self, program: Program | None) -> Session:
         """A session for a trace alone, warm."""
         folder = None
-        session = self.stocks.session("eager") if program is None else self.session(self.subject())
+        session = self.stocks.session("eager") if program is None else self.program_session()
         if program is not None:
             built = build(program, self.task.target, cache=self.cache, precision=self.task.precision)
             if not built.ok:
@@ -319,6 +337,12 @@ class Evaluator:
         label: str = "timed",
     ) -> None:
         """Timed calls, every one on fresh inputs and checked; samples are added to the sessions."""
+        if self._spare is not None:
+            try:
+                self._spare.wake()
+            except Failure:
+                self.close_all([self._spare])
+                self._spare = None
         for session in sessions:
             session.measure_noop()
         began = time.monotonic()

@@ -94,6 +94,8 @@ class Session:
         shared. Raises InfrastructureError when no runner can be started, Failure when ``abort`` was called."""
         retried = False
         while True:
+            if self.runner is not None and not self.runner.alive():
+                self.close()
             if self.runner is None:
                 self.begin()
             level, ipc = self.begun
@@ -112,6 +114,10 @@ class Session:
                 raise InfrastructureError(f"a runner could not be started: {problem}")
             retried = True
             self.number = next(_numbers)
+
+    def wake(self) -> None:
+        """Wait until the process has imported torch; Failure when it has ended."""
+        self.live.ask(Op.HELLO, timeout_s=self.settings.load_timeout_s)
 
     def abort(self) -> None:
         """End the runner from another thread; whoever waits for it gets a Failure, and still has to close."""

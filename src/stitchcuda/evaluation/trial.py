@@ -110,6 +110,7 @@ class Trial:
             self.spent("baselines", began)
         evaluator.time([session, *stock], evaluator.screen_plan(), self.checked)
         self.finish(session)
+        evaluator.prepare()
         self.census(session)
         self.timings["program"] = evaluator.summary(session)
         for each in self.sound(stock):
@@ -147,7 +148,7 @@ class Trial:
 
     def program_session(self) -> Session:
         """A session for the Program, not yet open; closed with the trial at the latest."""
-        session = self.evaluator.session(self.evaluator.subject())
+        session = self.evaluator.program_session()
         self.programs.append(session)
         self.opened.append(session)
         return session
@@ -159,7 +160,7 @@ class Trial:
 
     def load(self, session: Session, folder: Path) -> None:
         """Open the Program's session if need be, and load the Program."""
-        if session.runner is None:
+        if not session.attached:
             self._open(session)
         session.load(folder)
         self.seeded = self.seeded or session.seeded
