@@ -32,6 +32,8 @@ COVERAGE = 0.5
 """Share of the score that depends on how much of the query's idf mass a passage covers."""
 NOTE_PRIOR = 1.15
 """Notes and prose against declarations, for queries that name no symbol: advice before reference."""
+EXACT_SHARE = 0.3
+"""Factor on the vectors' share when the query names a symbol that is declared here: the words know better then."""
 RRF = 20
 """The constant of reciprocal-rank fusion. Smaller than the usual 60: the first places of the lexical ranking are
 right more often than those of general-purpose vectors."""
@@ -291,7 +293,8 @@ class Searcher:
             passing = {row[0] for row in self.store.connection.execute(sql)} - banned
             nearest = [item for item in nearest if item[0] in passing]
         fused: dict[int, float] = {}
-        for weight, ranking in ((1.0, lexical), (self.embedder.weight, nearest)):
+        share = self.embedder.weight * (EXACT_SHARE if self._by_symbol(query_symbols(query), "") else 1.0)
+        for weight, ranking in ((1.0, lexical), (share, nearest)):
             for rank, (chunk, _) in enumerate(ranking):
                 fused[chunk] = fused.get(chunk, 0.0) + weight / (RRF + rank + 1)
         return sorted(fused.items(), key=lambda item: (-item[1], item[0]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from stitchcuda.knowledge.vocabulary import ALIASES, STOP
+from stitchcuda.knowledge.vocabulary import ALIASES, STOP, WORD_ALIASES
 
 VERSION = 1
 """Part of the index's schema: a change of tokens asks for a new index."""
@@ -80,7 +80,7 @@ def _expand(raw: str) -> tuple[str, ...]:
         return ()
     if not is_symbol(raw):
         word = stem(lower)
-        extra = ALIASES.get(lower, ())
+        extra = (*ALIASES.get(lower, ()), *WORD_ALIASES.get(lower, ()))
         return (word, *(stem(e) for e in extra if stem(e) != word)) if extra else (word,)
     whole = lower.replace("->", ".")
     out: dict[str, None] = {whole: None}

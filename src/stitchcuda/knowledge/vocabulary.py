@@ -49,3 +49,19 @@ ALIASES = {
 }
 """Abbreviations of the field and what they stand for. Parts of symbols are widened by them, so that words find
 ``cudaMallocAsync`` by "asynchronous"; query words are widened by them at a lower weight."""
+
+WORD_ALIASES = {
+    "sm": ("multiprocessor",),
+    "sms": ("sm", "multiprocessor"),
+    "multiprocessor": ("sm",),
+    "multiprocessors": ("sm",),
+    "pinned": ("page", "locked"),
+    "locked": ("pinned",),
+    "uncoalesced": ("coalesced",),
+    "unaligned": ("misaligned", "alignment"),
+    "misaligned": ("alignment",),
+    "nondeterministic": ("determinism", "deterministic"),
+    "dram": ("global", "memory"),
+    "hbm": ("global", "memory"),
+}
+"""The same for words of their own, not for parts of symbols (``sm`` in ``sm_90`` is no multiprocessor)."""
