@@ -70,6 +70,10 @@ POINTWISE = [
     (10, 1152, 192, 7),
     (10, 320, 1280, 7),
     (10, 112, 672, 224),
+    (10, 256, 512, 14),
+    (10, 480, 80, 14),
+    (10, 672, 112, 14),
+    (10, 1024, 1024, 7),
 ]
 
 
@@ -393,7 +397,7 @@ def check_pointwise(folder: Path, arch: str) -> Iterator[dict[str, Any]]:
 
 
 GROUPS = [*STACKS, "NormPlan", "NormDepthwisePlan", "DepthwisePlan", "pointwise"]
-USUAL = ["38_lstm_bidirectional", "39_gru", "DepthwisePlan", "NormDepthwisePlan", "41_gru_bidirectional"]
+USUAL = ["38_lstm_bidirectional", "39_gru", "DepthwisePlan", "NormDepthwisePlan", "41_gru_bidirectional", "pointwise"]
 """What runs when no group is named, the most telling first."""
 
 
