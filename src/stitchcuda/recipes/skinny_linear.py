@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import fx
 
 from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import CallArgument, Gain, New, Recipe, Rewriter, TargetKind, Workspace, argument
+from stitchcuda.recipes.fuse import reorder
 from stitchcuda.recipes.lower import prelude
-from stitchcuda.recipes.normalise import op_name, tensor
+from stitchcuda.recipes.normalise import VIEWS, op_name, tensor
+from stitchcuda.recipes.places import FOLLOWED, run
 from stitchcuda.recipes.reuse import fixed_nodes
-from stitchcuda.recipes.scalar import Expressions, Value, is_pointwise
+from stitchcuda.recipes.scalar import Expressions, Value, is_pointwise, literal
+
+Layout = Literal["contiguous", "channels_last", "any"]
+Role = Literal["input", "output", "inout"]
 
 SOURCE = "skinny_linear.cu"
 
@@ -24,6 +29,10 @@ MAX_WEIGHTS = 4 * 2**20
 """Elements of the weight up to which the library's kernels, made for large products, leave the device waiting."""
 MAX_PRODUCTS = 2**26
 """Multiplications beyond which throughput decides instead of latency."""
+MAX_NORM = 512
+"""Elements of a row that the kernel normalises in registers."""
+MAX_NORM_ELEMENTS = 10240
+"""Elements of all normalised rows, which every block keeps in shared memory."""
 CHUNK = 128
 """Elements of a weight row that a warp reads at once."""
 STOCK_SECONDS = 9e-6
@@ -32,17 +41,46 @@ OWN_SECONDS = 3e-6
 
 
 @dataclass(frozen=True)
+class Walk:
+    """Where row m of a tensor starts, in elements: ``m / inner * outer_stride + m % inner * inner_stride``."""
+
+    inner: int
+    outer_stride: int
+    inner_stride: int
+
+    def __call__(self, m: int) -> int:
+        return m // self.inner * self.outer_stride + m % self.inner * self.inner_stride
+
+    def text(self, name: str) -> str:
+        """A C++ member function."""
+        place = f"m / {self.inner} * {self.outer_stride} + m % {self.inner} * {self.inner_stride}"
+        return f"  static __device__ __forceinline__ int {name}(int m) {{ return {place}; }}"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The LayerNorm of x's rows that the kernel computes first."""
+
+    eps: float
+    gamma: bool
+    beta: bool
+    keeps: Walk | None
+    """Rows of the normalised tensor, where others read it too."""
+
+
+@dataclass(frozen=True)
 class SkinnyPlan:
-    """One layer: ``x [rows, k] · weight [columns, k]ᵀ``; row m of x starts at the m-th index over ``strides``."""
+    """One layer: ``x [rows, k] · weight [columns, k]ᵀ``."""
 
     rows: int
     columns: int
     k: int
-    inner: int
-    """Rows that follow each other with the second stride."""
-    strides: tuple[int, int]
+    x: Walk
+    out: Walk
     bias: bool
     multiprocessors: int
+    residual: Walk | None = None
+    norm: Norm | None = None
 
     @property
     def chunks(self) -> int:
@@ -65,10 +103,11 @@ class SkinnyPlan:
 
     @property
     def n_warps(self) -> int:
-        """Groups of columns in a block, while blocks for all multiprocessors are left."""
+        """Groups of columns in a block, while blocks for all multiprocessors are left; four to share a LayerNorm."""
         groups = -(-self.columns // self.per_warp)
+        least = 16 if self.norm else 2 * self.multiprocessors
         count = 1
-        while count * self.k_warps < 4 and groups // (2 * count) >= 2 * self.multiprocessors:
+        while count * self.k_warps < 4 and groups // (2 * count) >= least:
             count *= 2
         return count
 
@@ -80,26 +119,42 @@ class SkinnyPlan:
     @property
     def splits(self) -> int:
         """Blocks that share a column's K."""
+        if self.norm:
+            return 1
         return max(1, min(-(-2 * self.multiprocessors // self.blocks), self.chunks // self.k_warps, 16))
 
     def text(self, name: str, finish: list[str]) -> str:
         """The plan as C++ and its launcher; ``finish`` are statements that end in a return of the activation of v."""
-        outer, inner = self.strides
-        place = f"m / {self.inner} * {outer} + m % {self.inner} * {inner}"
+        norm = self.norm or Norm(0.0, gamma=False, beta=False, keeps=None)
+        flags = {
+            "BIAS": self.bias,
+            "RESIDUAL": self.residual is not None,
+            "NORM": self.norm is not None,
+            "GAMMA": norm.gamma,
+            "BETA": norm.beta,
+            "KEEPS": norm.keeps is not None,
+        }
+        still = Walk(1, 0, 0)
+        tensors = "const float* x, const float* w, const float* bias, const float* gamma, const float* beta"
         lines = [
             f"struct {name}_plan {{",
             f"  static constexpr int M = {self.rows}, N = {self.columns}, K = {self.k};",
             f"  static constexpr int COLUMNS = {self.per_warp}, K_WARPS = {self.k_warps}, N_WARPS = {self.n_warps};",
             f"  static constexpr int SPLITS = {self.splits};",
-            f"  static constexpr bool BIAS = {'true' if self.bias else 'false'};",
-            f"  static __device__ __forceinline__ int row(int m) {{ return {place}; }}",
+            "  static constexpr bool " + ", ".join(f"{key} = {str(on).lower()}" for key, on in flags.items()) + ";",
+            self.x.text("row"),
+            self.out.text("out_row"),
+            (self.residual or still).text("residual_row"),
+            (norm.keeps or still).text("normal_row"),
+            f"  static __device__ __forceinline__ float eps() {{ return {literal(norm.eps, 'float')}; }}",
             "  static __device__ __forceinline__ float finish(float v) {",
             *(f"    {line}" for line in finish),
             "  }",
             "};",
-            f'extern "C" int {name}(const float* x, const float* w, const float* bias, float* out, float* partials,'
-            " int* arrived, void* stream) {",
-            f"  return run_skinny_linear<{name}_plan>(x, w, bias, out, partials, arrived, stream);",
+            f'extern "C" int {name}({tensors}, const float* residual, float* out, float* normal, float* partials,',
+            "    int* arrived, void* stream) {",
+            f"  return run_skinny_linear<{name}_plan>(x, w, bias, gamma, beta, residual, out, normal, partials,",
+            "                                        arrived, stream);",
             "}",
         ]
         return "\n".join(lines)
@@ -108,7 +163,8 @@ class SkinnyPlan:
 class SkinnyLinear(Recipe):
     """Applies to float32 linear layers over at most 32 rows whose weights are small enough for latency to decide.
 
-    The activation behind the layer joins it. Rows of x may be strided, so that transposed tokens are read in place.
+    What lies around the layer joins it: a LayerNorm of its input, the activation behind it, and the addition of a
+    residual. Rows may be strided on every side, so that transposed tokens are read and written in place.
     """
 
     name: ClassVar[str] = "skinny_linear"
@@ -120,59 +176,66 @@ class SkinnyLinear(Recipe):
     def apply(self, rewriter: Rewriter) -> None:
         """Replace every layer that pays."""
         for node in list(rewriter.graph.nodes):
-            plan = plan_of(rewriter, node)
-            if plan is not None:
-                self._rewrite(rewriter, node, plan)
+            layer = layer_of(rewriter, node)
+            if layer is not None:
+                self._rewrite(rewriter, layer)
+        reorder(rewriter.graph)
 
-    def _rewrite(self, rewriter: Rewriter, node: fx.Node, plan: SkinnyPlan) -> None:
-        chain = activations(node)
-        finish = statements(node, chain)
+    def _rewrite(self, rewriter: Rewriter, layer: Layer) -> None:
+        plan, tail = layer.plan, layer.tail
+        finish = statements(layer.node, layer.activations)
         digest = hashlib.sha256(plan.text("", finish).encode()).hexdigest()[:6]
         name = f"skinny_linear_{plan.rows}x{plan.columns}x{plan.k}_{digest}"
         if name in rewriter.disabled:
             return
-        tail = chain[-1] if chain else node
-        x, weight, bias = node.args[0], node.args[1], node.args[2] if plan.bias else None
-        value, out = tensor(x), tensor(tail)
-        assert isinstance(x, fx.Node)
-        assert isinstance(weight, fx.Node)
-        assert bias is None or isinstance(bias, fx.Node)
-        assert value is not None
-        assert out is not None
         if name not in rewriter.launchers:
             text = rewriter.sources.get(SOURCE) or prelude("cuda") + "\n" + template()
             rewriter.sources[SOURCE] = text + "\n" + plan.text(name, finish) + "\n"
-        launcher = Launcher(
-            name=name,
-            source=SOURCE,
-            arguments=[
-                argument("x", layout="contiguous" if value.is_contiguous() else "any", alignment=16),
-                argument("w", alignment=16),
-                argument("bias", optional=True),
-                argument("out", role="output"),
-                argument("partials", role="inout", optional=True),
-                argument("arrived", torch.int32, "inout", optional=True),
-            ],
-        )
-        split = plan.splits > 1
-        arguments: list[CallArgument] = [
-            x,
-            weight,
-            bias,
-            New(tuple(out.shape)),
-            Workspace((plan.splits * plan.rows * plan.columns,)) if split else None,
-            Workspace((plan.blocks,), torch.int32) if split else None,
-        ]
-        (result,) = rewriter.launch(launcher, arguments, before=tail, name=name)
-        rewriter.replace(tail, result)
-        for left in reversed([node, *chain[:-1]] if chain else []):
-            rewriter.graph.erase_node(left)
-        moved = 2 * 4 * out.numel() * len(chain)
-        seconds = STOCK_SECONDS - OWN_SECONDS + len(chain) * rewriter.launch_seconds
-        operators = ("linear", *(op_name(other) for other in chain))
-        rewriter.add_gain(
-            Gain(self.name, "linear layer over few rows, spread over all warps", seconds, len(chain), moved, operators)
-        )
+        out, split = tensor(tail), plan.splits > 1
+        norm = tensor(layer.norm)
+        keeps = plan.norm is not None and plan.norm.keeps is not None
+        assert out is not None
+        given: dict[str, CallArgument] = {
+            "x": layer.x,
+            "w": layer.weight,
+            "bias": layer.bias,
+            "gamma": layer.gamma,
+            "beta": layer.beta,
+            "residual": layer.residual,
+            "out": New(tuple(out.shape)),
+            "normal": New(tuple(norm.shape)) if keeps and norm is not None else None,
+            "partials": Workspace((plan.splits * plan.rows * plan.columns,)) if split else None,
+            "arrived": Workspace((plan.blocks,), torch.int32) if split else None,
+        }
+        arguments = []
+        for key, value in given.items():
+            known = tensor(value)
+            layout: Layout = "any" if known is not None and not known.is_contiguous() else "contiguous"
+            role: Role = "input"
+            if key in ("out", "normal"):
+                role = "output"
+            elif key in ("partials", "arrived"):
+                role = "inout"
+            kind = torch.int32 if key == "arrived" else torch.float32
+            wide = key in ("x", "w", "gamma", "beta", "normal")
+            optional = key not in ("x", "w", "out")
+            arguments.append(
+                argument(key, kind, role, layout=layout, alignment=16 if wide else None, optional=optional)
+            )
+        launcher = Launcher(name=name, source=SOURCE, arguments=arguments)
+        result, *kept = rewriter.launch(launcher, list(given.values()), before=tail, name=name)
+        if layer.norm is not None and kept:
+            layer.norm.replace_all_uses_with(kept[0], delete_user_cb=lambda user: user not in layer.members)
+        tail.replace_all_uses_with(result)
+        for member in reversed(layer.members):
+            if not member.users:
+                rewriter.graph.erase_node(member)
+        joined = [member for member in layer.members if op_name(member) not in VIEWS | {"linear"}]
+        moved = sum(2 * 4 * made.numel() for member in joined if (made := tensor(member)) is not None)
+        seconds = STOCK_SECONDS - OWN_SECONDS + len(joined) * rewriter.launch_seconds
+        operators = ("linear", *(op_name(member) for member in joined))
+        what = "linear layer over few rows, with what lies around it"
+        rewriter.add_gain(Gain(self.name, what, seconds, len(joined), moved, operators))
 
 
 def template() -> str:
@@ -180,14 +243,37 @@ def template() -> str:
     return files("stitchcuda.recipes").joinpath("templates", SOURCE).read_text()
 
 
-def plan_of(rewriter: Rewriter, node: fx.Node) -> SkinnyPlan | None:
-    """The plan for a linear layer; None for other nodes and where the kernel does not apply or pay."""
+@dataclass(frozen=True)
+class Layer:
+    """A layer in the graph with what joins it."""
+
+    plan: SkinnyPlan
+    node: fx.Node
+    activations: list[fx.Node]
+    tail: fx.Node
+    """What the launch computes."""
+    members: list[fx.Node]
+    """Every node that the launch replaces, in graph order."""
+    x: fx.Node
+    weight: fx.Node
+    bias: fx.Node | None
+    gamma: fx.Node | None = None
+    beta: fx.Node | None = None
+    residual: fx.Node | None = None
+    norm: fx.Node | None = None
+
+
+def layer_of(rewriter: Rewriter, node: fx.Node) -> Layer | None:
+    """The layer of a ``linear`` node; None for other nodes and where the kernel does not apply or pay."""
     if op_name(node) != "linear" or node.kwargs or node in fixed_nodes(rewriter):
         return None
-    x, weight, out = tensor(node.args[0]), tensor(node.args[1]), tensor(node)
+    x_node, weight_node = node.args[:2]
+    x, weight, out = tensor(x_node), tensor(weight_node), tensor(node)
     given = node.args[2] if len(node.args) > 2 else None
     bias = tensor(given)
     if x is None or weight is None or out is None or x.dim() < 2 or (given is not None and bias is None):
+        return None
+    if not isinstance(x_node, fx.Node) or not isinstance(weight_node, fx.Node):
         return None
     everything = [x, weight, out, *([bias] if bias is not None else [])]
     if any(value.dtype != torch.float32 for value in everything) or not out.is_contiguous():
@@ -197,34 +283,160 @@ def plan_of(rewriter: Rewriter, node: fx.Node) -> SkinnyPlan | None:
     fits = 0 < rows <= MAX_ROWS and k % 4 == 0 and k >= 32 and columns >= 8
     if not fits or columns * k > MAX_WEIGHTS or rows * columns * k > MAX_PRODUCTS:
         return None
-    if not weight.is_contiguous() or weight.storage_offset() % 4 or x.storage_offset() % 4:
+    if not weight.is_contiguous() or weight.storage_offset() % 4 or (bias is not None and not bias.is_contiguous()):
         return None
-    if bias is not None and not bias.is_contiguous():
+    starts = row_starts(x)
+    walk = fitted(starts) if starts is not None and x.storage_offset() % 4 == 0 else None
+    if starts is None or walk is None or any(start % 4 for start in starts):
         return None
-    walk = row_strides(x)
-    if walk is None:
-        return None
-    inner, strides = walk
-    return SkinnyPlan(rows, columns, k, inner, strides, bias is not None, rewriter.device.multiprocessors)
+    chain = activations(node)
+    plan = SkinnyPlan(
+        *(rows, columns, k, walk),
+        out=Walk(rows, 0, columns),
+        bias=bias is not None,
+        multiprocessors=rewriter.device.multiprocessors,
+    )
+    last = chain[-1] if chain else node
+    members = [node, *chain]
+    layer = Layer(plan, node, chain, last, members, x_node, weight_node, given if isinstance(given, fx.Node) else None)
+    return with_norm(rewriter, with_residual(layer))
 
 
-def row_strides(x: torch.Tensor) -> tuple[int, tuple[int, int]] | None:
-    """How rows of a tensor lie: (inner, (outer stride, inner stride)); None when two levels do not describe it."""
-    if x.stride(-1) != 1:
+def with_residual(layer: Layer) -> Layer:
+    """The layer with the addition of a tensor of the same shape behind it, through views that reorder its rows."""
+    last = layer.tail
+    views: list[fx.Node] = []
+    while len(last.users) == 1 and op_name(next(iter(last.users))) in FOLLOWED and len(views) < 6:
+        (last,) = last.users
+        views.append(last)
+    if len(last.users) != 1:
+        return layer
+    (total,) = last.users
+    value = tensor(total)
+    if op_name(total) != "add" or len(total.all_input_nodes) != 2 or total.kwargs.get("alpha", 1) != 1:
+        return layer
+    (other,) = [source for source in total.all_input_nodes if source is not last]
+    added = tensor(other)
+    if value is None or added is None or value.shape != added.shape or not value.is_contiguous():
+        return layer
+    same = all(n.meta.get("segment") == layer.node.meta.get("segment") for n in (*views, total))
+    if added.dtype != torch.float32 or value.dtype != torch.float32 or not same:
+        return layer
+    rows, columns = layer.plan.rows, layer.plan.columns
+    starts = row_starts(added)
+    before = tensor(layer.tail)
+    if value.shape[-1] != columns or starts is None or before is None:
+        return layer
+    places = torch.arange(rows * columns).view(before.shape)
+    if views:
+        places = run(views[-1], layer.tail, places)
+    places = places.reshape(rows, columns)
+    # places[i] are the elements of the layer's result that row i of the sum holds.
+    order = (places[:, 0] // columns).tolist()
+    if not torch.equal(places, torch.tensor(order).unsqueeze(1) * columns + torch.arange(columns)):
+        return layer
+    position = {row: i for i, row in enumerate(order)}
+    out = fitted([position[row] * columns for row in range(rows)])
+    residual = fitted([starts[position[row]] for row in range(rows)])
+    if out is None or residual is None:
+        return layer
+    return replace(
+        layer,
+        plan=replace(layer.plan, out=out, residual=residual),
+        tail=total,
+        members=[*layer.members, *views, total],
+        residual=other,
+    )
+
+
+def with_norm(rewriter: Rewriter, layer: Layer) -> Layer:
+    """The layer with the LayerNorm whose result it reads, through views that choose or reorder rows."""
+    norm = layer.x
+    views: list[fx.Node] = []
+    while op_name(norm) in FOLLOWED and len(norm.all_input_nodes) == 1 and len(norm.users) == 1 and len(views) < 6:
+        views.append(norm)
+        norm = norm.all_input_nodes[0]
+    k, rows = layer.plan.k, layer.plan.rows
+    if op_name(norm) != "layer_norm" or k > MAX_NORM or rows * k > MAX_NORM_ELEMENTS:
+        return layer
+    names = ("input", "normalized_shape", "weight", "bias", "eps")
+    given: dict[str, Any] = dict(zip(names, norm.args, strict=False)) | dict(norm.kwargs)
+    source, gamma, beta = given["input"], given.get("weight"), given.get("bias")
+    value, before = tensor(norm), tensor(source)
+    same = norm.meta.get("segment") == layer.node.meta.get("segment")
+    if list(given["normalized_shape"]) != [k] or value is None or before is None or not same:
+        return layer
+    if before.dtype != torch.float32 or not value.is_contiguous() or before.storage_offset() % 4:
+        return layer
+    scales = [scale for scale in (tensor(gamma), tensor(beta)) if scale is not None]
+    if any(s.dtype != torch.float32 or not s.is_contiguous() or s.storage_offset() % 4 for s in scales):
+        return layer
+    starts = row_starts(before)
+    if starts is None or any(start % 4 for start in starts) or _reads(layer.residual, norm):
+        return layer
+    places = torch.arange(value.numel()).view(value.shape)
+    if views:
+        places = run(views[0], norm, places)
+    places = places.reshape(rows, k)
+    order = (places[:, 0] // k).tolist()
+    if not torch.equal(places, torch.tensor(order).unsqueeze(1) * k + torch.arange(k)):
+        return layer
+    others = [user for user in norm.users if user not in [*views, layer.node]]
+    if others and len(set(order)) != len(starts):
+        return layer
+    walk, keeps = fitted([starts[row] for row in order]), fitted([row * k for row in order])
+    if walk is None or keeps is None:
+        return layer
+    details = Norm(
+        float(given.get("eps", 1e-5)),
+        gamma=gamma is not None,
+        beta=beta is not None,
+        keeps=keeps if others else None,
+    )
+    return replace(
+        layer,
+        plan=replace(layer.plan, x=walk, norm=details),
+        members=[norm, *reversed(views), *layer.members],
+        x=source,
+        gamma=gamma,
+        beta=beta,
+        norm=norm,
+    )
+
+
+def _reads(node: fx.Node | None, source: fx.Node) -> bool:
+    """The node depends on ``source``."""
+    pending = [node] if node is not None else []
+    seen: set[fx.Node] = set()
+    while pending:
+        here = pending.pop()
+        if here is source:
+            return True
+        if here not in seen:
+            seen.add(here)
+            pending += here.all_input_nodes
+    return False
+
+
+def row_starts(x: torch.Tensor) -> list[int] | None:
+    """Where each row of a tensor starts, in elements; None when the elements of a row do not follow each other."""
+    if x.stride(-1) != 1 and x.shape[-1] != 1:
         return None
-    levels: list[tuple[int, int]] = []
+    places = torch.zeros((), dtype=torch.int64)
     for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True):
-        if size == 1:
-            continue
-        if levels and levels[-1][1] == size * stride:
-            levels[-1] = (levels[-1][0] * size, stride)
-        else:
-            levels.append((size, stride))
-    if len(levels) > 2 or any(stride % 4 for _, stride in levels):
-        return None
-    while len(levels) < 2:
-        levels.insert(0, (1, 0))
-    return levels[1][0], (levels[0][1], levels[1][1])
+        places = places.unsqueeze(-1) + torch.arange(size) * stride
+    return [int(place) for place in places.flatten()]
+
+
+def fitted(starts: list[int]) -> Walk | None:
+    """The walk that gives these places; None when two levels do not describe them."""
+    rows = len(starts)
+    for inner in (n for n in range(rows, 0, -1) if rows % n == 0):
+        walk = Walk(inner, starts[inner] if inner < rows else 0, starts[1] if inner > 1 else 0)
+        shifted = [start - starts[0] for start in starts]
+        if starts[0] == 0 and shifted == [walk(m) for m in range(rows)]:
+            return walk
+    return None
 
 
 def activations(node: fx.Node) -> list[fx.Node]:
