@@ -425,8 +425,9 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
 #pragma unroll
     for (int k = 0; k < PAIRS; ++k) {
       const bool mine = row_of[k] < rows_here && unit0 + unit_of[k] < HIDDEN;
-      if (!CLUSTER && !mine) continue;
-      const int here = mine ? row_of[k] : 0;  // with CLUSTER, all lanes go along to exchange their values
+      // With CLUSTER, all lanes of a warp go along to exchange their values.
+      if (CLUSTER ? (thread & ~31) + k * ROLE_THREADS >= UNITS * GROUP_ROWS : !mine) continue;
+      const int here = mine ? row_of[k] : 0;
       const int cell = (first_row + here) * HIDDEN + unit0 + unit_of[k];
       float* kept = cells + (group * PAIRS + k) * 2 * ROLE_THREADS + thread;
       if (step == 0) {
