@@ -40,14 +40,13 @@ def _load() -> ModuleType:
 kernel = _load()
 
 TILINGS = {
-    "wgmma_cluster_2": kernel.Tiling(wgmma=True, stages=3, cluster=2),
-    "mma_32": kernel.Tiling(wgmma=False, stages=6, k_tile=32),
-    "wgmma_cluster_4": kernel.Tiling(wgmma=True, stages=3, cluster=4),
-    "wgmma_cluster_2_k32": kernel.Tiling(wgmma=True, stages=7, k_tile=32, cluster=2),
-    "wgmma_cluster_2_no_hint": kernel.Tiling(wgmma=True, stages=3, cluster=2, stream=False),
-    "wgmma_cluster_2_promote_128": kernel.Tiling(wgmma=True, stages=3, cluster=2, promote=128),
-    "wgmma": kernel.Tiling(wgmma=True, stages=3),
-    "mma_64": kernel.Tiling(wgmma=False, stages=3, k_tile=64),
+    "cluster_2_round_4": kernel.Tiling(wgmma=True, stages=3, cluster=2),
+    "cluster_2_round_8": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=8),
+    "cluster_2_round_1": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=1),
+    "cluster_2_round_2": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=2),
+    "cluster_2_round_4_k32": kernel.Tiling(wgmma=True, stages=7, k_tile=32, cluster=2),
+    "cluster_1_round_4": kernel.Tiling(wgmma=True, stages=3),
+    "cluster_2_round_4_no_hint": kernel.Tiling(wgmma=True, stages=3, cluster=2, stream=False),
 }
 SMALL = [
     (128, 256, 1024, 1),
@@ -102,6 +101,22 @@ def timed(call: Callable[[], Any], seconds: float = 0.12) -> float:
     run(2)
     once = run(3)
     return run(max(3, min(2000, int(1000 * seconds / once))))
+
+
+def clocks(call: Callable[[], Any]) -> str:
+    """SM clock, power and the reasons of throttling while the call repeats."""
+    import torch
+
+    for _ in range(600):
+        call()
+    query = "clocks.sm,power.draw,clocks_event_reasons.active"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "-i", "0"]
+    try:
+        text = subprocess.run(command, capture_output=True, text=True, timeout=10).stdout
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        text = str(problem)
+    torch.cuda.synchronize()
+    return text.strip()
 
 
 def distance(value: Any, exact: Any) -> float:
@@ -219,6 +234,8 @@ def check_tiling(name: str, folder: Path) -> Iterator[dict[str, Any]]:
         record["tflops"] = 2e-9 * m * n * k / record["own_ms"]
         if (m, n, k) == LAYERS[1]:
             record["pack_ms"] = timed(partial(kernels.pack, w))
+            record["split_ms"] = timed(partial(kernels.pack, x))
+            record["clocks"] = clocks(call)
         yield record | {"ok": record["error"] < 2e-6}
         del x, w, packed, call
         torch.cuda.empty_cache()
@@ -242,8 +259,10 @@ def check_stock() -> Iterator[dict[str, Any]]:
         torch.backends.cuda.matmul.allow_tf32 = True
         record["tf32_ms"] = timed(call)
         torch.backends.cuda.matmul.allow_tf32 = False
+        half, weight = x.half(), w.half()
+        record["fp16_ms"] = timed(partial(torch.nn.functional.linear, half, weight))
         yield record
-        del x, w, call
+        del x, w, call, half, weight
         torch.cuda.empty_cache()
 
 
@@ -284,7 +303,8 @@ def table(records: list[dict[str, Any]]) -> str:
         errors += f"/{r['eager_error']:.1e}" if "eager_error" in r else ""
         rate = f"{r['tflops']:.0f}T" if "tflops" in r else ""
         state = "ok " if r.get("ok") else "BAD"
-        lines.append(f"{state} {r['group'][:27]:27s} {r['case']:22s} {times} {rate} {errors} {r.get('problem', '')}")
+        rest = f"{r.get('clocks', '')} {r.get('problem', '')}"
+        lines.append(f"{state} {r['group'][:27]:27s} {r['case']:22s} {times} {rate} {errors} {rest}")
     for group in dict.fromkeys(r["group"] for r in records):
         of_layers = [r for r in records if r["group"] == group and r["case"].split("/")[0] in _names()]
         for key in ("own_ms", "fp32_ms", "tf32_ms"):

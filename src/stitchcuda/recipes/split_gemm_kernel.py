@@ -30,9 +30,11 @@ class Tiling:
     k_tile: int = 64
     """Columns of x and w in a tile: 64 or 32."""
     promote: int = 64
-    """Columns summed by the tensor cores before an addition that rounds; a multiple of ``k_tile``."""
+    """Columns summed by mma.sync before an addition that rounds; a multiple of ``k_tile``. wgmma adds every tile."""
     cluster: int = 1
     """Blocks that share their tile of x: 1, 2 or 4; wgmma only."""
+    round: int = 4
+    """Tiles of K between drains of the tensor cores' queue; wgmma only."""
     stream: bool = True
     """Weights that are read once leave L2 first; wgmma only."""
 
@@ -110,12 +112,8 @@ def source(chosen: Tiling) -> str:
     ``activation(x · wᵀ + bias)`` with scratch ``x_image`` (as above), ``x_rows`` (``2 * tiles(m) * TILE`` int32) and
     ``partials`` (``splits * m * n`` floats, null when splits is 1).
     """
-    config = {
-        "K_TILE": chosen.k_tile,
-        "STAGES": chosen.stages,
-        "PROMOTE_TILES": max(1, chosen.promote // chosen.k_tile),
-        "CLUSTER": chosen.cluster,
-    }
+    config = {"K_TILE": chosen.k_tile, "STAGES": chosen.stages, "CLUSTER": chosen.cluster}
+    config |= {"ROUND": chosen.round} if chosen.wgmma else {"PROMOTE_TILES": max(1, chosen.promote // chosen.k_tile)}
     lines = [f"#define SPLIT_GEMM_WGMMA {int(chosen.wgmma)}"]
     if chosen.wgmma:
         lines.append(f"constexpr bool STREAM_WEIGHTS = {str(chosen.stream).lower()};")

@@ -174,9 +174,15 @@ inline void cluster_sync() {
   emulator::Block& first = emulator::block_of_cluster(0);
   emulator::wait(first.barriers[15], first.threads * emulator::cluster);
 }
+template <int COUNT>
+void fewer_registers() {}
+template <int COUNT>
+void more_registers() {}
 inline void wgmma_fence() {}
+inline void pin(float (&)[64]) {}
 inline void wgmma_commit() {}
-inline void wgmma_wait() {}
+template <int PENDING>
+void wgmma_wait() {}
 
 // Element (row, k) of a K-major operand that is swizzled over 128 bytes, or over 64.
 inline float operand(uint64_t descriptor, int row, int k) {
@@ -186,7 +192,7 @@ inline float operand(uint64_t descriptor, int row, int k) {
   address ^= (address >> 7 & (wide ? 7 : 3)) << 4;
   return emulator::half_at(emulator::shared_base(*emulator::current->home) + (address - emulator::SHARED_ORIGIN));
 }
-inline void wgmma(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
+inline void multiply_add(float (&d)[64], uint64_t a, uint64_t b, bool accumulate) {
   const int thread = (int)emulator::current->thread.x % 128;
   for (int h = 0; h < 2; ++h) {
     const int row = thread / 32 * 16 + thread % 32 / 4 + h * 8;
@@ -201,3 +207,5 @@ inline void wgmma(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
       }
   }
 }
+inline void wgmma_first(float (&d)[64], uint64_t a, uint64_t b) { multiply_add(d, a, b, false); }
+inline void wgmma(float (&d)[64], uint64_t a, uint64_t b) { multiply_add(d, a, b, true); }

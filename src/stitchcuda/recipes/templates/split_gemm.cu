@@ -249,33 +249,45 @@ static __device__ __forceinline__ int cluster_rank() {
 static __device__ __forceinline__ void cluster_sync() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
+template <int COUNT> static __device__ __forceinline__ void fewer_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+template <int COUNT> static __device__ __forceinline__ void more_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
 static __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 static __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-static __device__ __forceinline__ void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
-// d = (accumulate ? d : 0) + a · bᵀ for 64 rows of a and 128 of b, 16 values of K, by four warps.
-static __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b, int accumulate) {
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
-      "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"
-      "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"
-      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"
-      "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;\n}"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
-        "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
-        "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]),
-        "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]),
-        "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]),
-        "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
-        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
-        "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-      : "l"(a), "l"(b), "r"(accumulate)
-      : "memory");
+template <int PENDING> static __device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+// Keeps the compiler from moving uses of accumulators across the waits beside it.
+static __device__ __forceinline__ void pin(float (&d)[64]) {
+#pragma unroll
+  for (int i = 0; i < 64; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+// d = a · bᵀ, or d += a · bᵀ, for 64 rows of a and 128 of b, 16 values of K, by four warps.
+#define EIGHT(kind, i) \
+  kind(d[i]), kind(d[i + 1]), kind(d[i + 2]), kind(d[i + 3]), kind(d[i + 4]), kind(d[i + 5]), kind(d[i + 6]), kind(d[i + 7])
+#define ACCUMULATORS(kind) \
+  EIGHT(kind, 0), EIGHT(kind, 8), EIGHT(kind, 16), EIGHT(kind, 24), EIGHT(kind, 32), EIGHT(kind, 40), EIGHT(kind, 48), \
+      EIGHT(kind, 56)
+#define WGMMA(accumulate) \
+  "{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate ", 0;\n" \
+  "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 " \
+  "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15," \
+  "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31," \
+  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47," \
+  "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63}, %64, %65, p, 1, 1, 0, 0;\n}"
+static __device__ __forceinline__ void wgmma_first(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA("0") : ACCUMULATORS("=f") : "l"(a), "l"(b) : "memory");
+}
+static __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_t b) {
+  asm volatile(WGMMA("1") : ACCUMULATORS("+f") : "l"(a), "l"(b) : "memory");
 }
 #endif
 
 constexpr int CONSUMERS = 256;             // two warpgroups, 64 rows of x each
-constexpr int THREADS = CONSUMERS + 32;    // and a warp that copies
+constexpr int THREADS = CONSUMERS + 128;   // and one whose first thread copies
 constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + 2 * STAGES * 8;
 constexpr int SLICE_BYTES = 2 * PLANE_BYTES / CLUSTER;  // of x's tile, that one block of a cluster copies to all
 
@@ -290,6 +302,47 @@ static __device__ __forceinline__ uint64_t descriptor(const char* plane) {
   return address | 1ull << 16 | (uint64_t)(K_TILE * 16 >> 4) << 32 | (K_TILE == 64 ? 1ull : 2ull) << 62;
 }
 
+// A place in the ring of tiles, and the parity of the barriers' phase there.
+struct Place {
+  int slot = 0, parity = 0;
+  __device__ __forceinline__ void advance() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+};
+
+// Starts the products of a tile of K into `part`.
+static __device__ __forceinline__ void start(float (&part)[64], const char* tiles, uint64_t* full, Place& at, int group) {
+  barrier_wait(full + at.slot, at.parity);
+  const char* stage = tiles + at.slot * STAGE_BYTES;
+  at.advance();
+  const uint64_t a_hi = descriptor(stage + group * (PLANE_BYTES / 2));
+  const uint64_t a_lo = a_hi + (PLANE_BYTES >> 4);
+  const uint64_t b_hi = descriptor(stage + 2 * PLANE_BYTES);
+  const uint64_t b_lo = b_hi + (PLANE_BYTES >> 4);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < K_TILE / 16; ++k) {
+    if (k == 0) wgmma_first(part, a_lo, b_hi);
+    else wgmma(part, a_lo + 2 * k, b_hi + 2 * k);
+    wgmma(part, a_hi + 2 * k, b_lo + 2 * k);
+  }
+#pragma unroll
+  for (int k = 0; k < K_TILE / 16; ++k) wgmma(part, a_hi + 2 * k, b_hi + 2 * k);
+  wgmma_commit();
+}
+
+// Tells the copying warps of the cluster that this warp has read the tile.
+static __device__ __forceinline__ void release(uint64_t* empty, Place& at, int lane) {
+  if (lane < CLUSTER) barrier_arrive_at(empty + at.slot, CLUSTER > 1 ? lane : 0);
+  at.advance();
+}
+
+static __device__ __forceinline__ void add(float (&sum)[64], float (&part)[64]) {
+  pin(part);
+#pragma unroll
+  for (int i = 0; i < 64; ++i) sum[i] += part[i];
+}
+
 // Blocks of a cluster have neighbouring tiles of w and the same tile of x.
 static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
   char* tiles = tile_memory();
@@ -299,7 +352,7 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
   const int k_tiles = (p.k + K_TILE - 1) / K_TILE;
   const int first = (int)((long long)k_tiles * blockIdx.z / p.splits);
   const int last = (int)((long long)k_tiles * (blockIdx.z + 1) / p.splits);
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = __shfl_sync(0xffffffffu, (int)threadIdx.x / 32, 0), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < STAGES; ++i) {
       barrier_init(full + i, 1);
@@ -310,55 +363,56 @@ static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
   __syncwarp();
   if (CLUSTER > 1) cluster_sync();
   else __syncthreads();
-  if (warp == CONSUMERS / 32) {
-    if (lane == 0) {
+  if (warp >= CONSUMERS / 32) {
+    fewer_registers<24>();
+    if (threadIdx.x == CONSUMERS) {
       const int b_tiles = (p.n + TILE - 1) / TILE;
       const int b_tile = (int)blockIdx.y < b_tiles ? (int)blockIdx.y : b_tiles - 1;
       const int rank = CLUSTER > 1 ? cluster_rank() : 0;
       const uint64_t keep = cache_policy(false), stream = cache_policy(STREAM_WEIGHTS && gridDim.x == 1);
       const char* a = reinterpret_cast<const char*>(p.a + (long long)blockIdx.x * k_tiles * (2 * PLANE));
       const char* b = reinterpret_cast<const char*>(p.b + (long long)b_tile * k_tiles * (2 * PLANE));
-      for (int i = first; i < last; ++i) {
-        const int turn = i - first, slot = turn % STAGES;
-        if (turn >= STAGES) barrier_wait(empty + slot, (turn / STAGES + 1) & 1);
-        barrier_expect(full + slot, STAGE_BYTES);
-        char* to = tiles + slot * STAGE_BYTES;
+      Place place;
+      for (int i = first; i < last; ++i, place.advance()) {
+        if (i >= first + STAGES) barrier_wait(empty + place.slot, place.parity ^ 1);
+        barrier_expect(full + place.slot, STAGE_BYTES);
+        char* to = tiles + place.slot * STAGE_BYTES;
         const long long at = (long long)i * (2 * PLANE_BYTES);
         const int slice = rank * SLICE_BYTES;
-        if (CLUSTER > 1) copy_to_cluster(to + slice, a + at + slice, SLICE_BYTES, full + slot);
-        else copy_tile(to, a + at, SLICE_BYTES, full + slot, keep);
-        copy_tile(to + 2 * PLANE_BYTES, b + at, 2 * PLANE_BYTES, full + slot, stream);
+        if (CLUSTER > 1) copy_to_cluster(to + slice, a + at + slice, SLICE_BYTES, full + place.slot);
+        else copy_tile(to, a + at, SLICE_BYTES, full + place.slot, keep);
+        copy_tile(to + 2 * PLANE_BYTES, b + at, 2 * PLANE_BYTES, full + place.slot, stream);
       }
     }
   } else {
+    more_registers<240>();
     const int group = warp / 4;
-    float sum[64], part[64];
+    float sum[64], part[2][64];
 #pragma unroll
-    for (int i = 0; i < 64; ++i) sum[i] = part[i] = 0.f;
-    for (int i = first; i < last; ++i) {
-      const int turn = i - first, slot = turn % STAGES;
-      barrier_wait(full + slot, turn / STAGES & 1);
-      const char* stage = tiles + slot * STAGE_BYTES;
-      const uint64_t a_hi = descriptor(stage + group * (PLANE_BYTES / 2));
-      const uint64_t a_lo = a_hi + (PLANE_BYTES >> 4);
-      const uint64_t b_hi = descriptor(stage + 2 * PLANE_BYTES);
-      const uint64_t b_lo = b_hi + (PLANE_BYTES >> 4);
-      const bool fresh = turn % PROMOTE_TILES == 0;
-      wgmma_fence();
+    for (int i = 0; i < 64; ++i) sum[i] = 0.f;
+    // Within a round one tile's products are queued while those of the tile before are added, so that the tensor cores
+    // do not drain. Nothing is in flight from round to round: the assembler would serialise all products.
+    Place started, released;
+    int left = last - first;
+    for (; left >= ROUND; left -= ROUND) {
+      start(part[0], tiles, full, started, group);
 #pragma unroll
-      for (int k = 0; k < K_TILE / 16; ++k) {
-        wgmma(part, a_lo + 2 * k, b_hi + 2 * k, !(fresh && k == 0));
-        wgmma(part, a_hi + 2 * k, b_lo + 2 * k, 1);
+      for (int i = 0; i < ROUND; ++i) {
+        if (i + 1 < ROUND) {
+          start(part[(i + 1) % 2], tiles, full, started, group);
+          wgmma_wait<1>();
+        } else {
+          wgmma_wait<0>();
+        }
+        release(empty, released, lane);
+        add(sum, part[i % 2]);
       }
-#pragma unroll
-      for (int k = 0; k < K_TILE / 16; ++k) wgmma(part, a_hi + 2 * k, b_hi + 2 * k, 1);
-      wgmma_commit();
-      wgmma_wait();
-      if (lane < CLUSTER) barrier_arrive_at(empty + slot, CLUSTER > 1 ? lane : 0);
-      if (turn % PROMOTE_TILES == PROMOTE_TILES - 1 || i == last - 1) {
-#pragma unroll
-        for (int j = 0; j < 64; ++j) sum[j] += part[j];
-      }
+    }
+    for (; left > 0; --left) {
+      start(part[0], tiles, full, started, group);
+      wgmma_wait<0>();
+      release(empty, released, lane);
+      add(sum, part[0]);
     }
     const int row = blockIdx.x * TILE + group * 64 + warp % 4 * 16 + lane / 4;
     const int column = blockIdx.y * TILE + lane % 4 * 2;
