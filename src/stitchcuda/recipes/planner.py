@@ -183,7 +183,6 @@ def _graph_speedup(request: PlanRequest, survey: Survey | None, saved: float) ->
     timeline = request.profile.timeline
     if timeline.wall_seconds <= 0:
         return 1.0
-    busy = max(timeline.busy_seconds - saved, 0.1 * timeline.busy_seconds)
     copies = 0.0
     fewer = 0
     if survey is not None:
@@ -191,6 +190,9 @@ def _graph_speedup(request: PlanRequest, survey: Survey | None, saved: float) ->
         copies = copied / survey.rewriter.bandwidth
         if saved:
             fewer = sum(g.launches for name, gains in survey.gains.items() if name not in HOST for g in gains)
+            # What launches cost the host is no part of the device's busy time.
+            saved -= fewer * survey.rewriter.launch_seconds / 2
+    busy = timeline.busy_seconds - min(max(saved, 0.0), 0.8 * timeline.busy_seconds)
     nodes = max(timeline.launches - fewer, 1)
     # A node's gap hides behind a long kernel's tail no better than a launch's: bound it by the measured gap.
     gaps = min(nodes * GRAPH_NODE_SECONDS, timeline.gap_seconds)
