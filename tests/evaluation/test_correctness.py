@@ -327,3 +327,47 @@ runner.time = Clock()
     evaluation = judge(make_task(LINEAR), source)
     assert evaluation.status == "dishonest"
     assert "clocks disagree" in evaluation.message
+
+
+IN_PLACE = make_task("""
+class Model(nn.Module):
+    def forward(self, x, others):
+        return torch.relu(x) + others["y"].t()
+def get_inputs():
+    return [torch.randn(8, 16).t(), {"y": torch.randn(8, 16)}]
+def get_init_inputs():
+    return []
+""")
+
+
+@pytest.mark.parametrize(
+    ("body", "changed"),
+    [
+        ("return torch.relu(x) + others['y'].t()", ""),
+        ("y = torch.relu(x) + others['y'].t()\n        x.zero_()\n        return y", "0"),
+        ("y = torch.relu(x) + others['y'].t()\n        others['y'][3, 5] += 1\n        return y", "1.y"),
+        ("y = torch.relu(x) + others['y'].t()\n        x.resize_(1)\n        return y", "0"),
+    ],
+    ids=["leaves them", "first", "nested", "resized"],
+)
+def test_inputs_must_be_left_unchanged(judge: Judge, body: str, changed: str) -> None:
+    source = f"class ModelNew(nn.Module):\n    def forward(self, x, others):\n        {body}\n"
+    evaluation = judge(IN_PLACE, source)
+    assert evaluation.status == ("dishonest" if changed else "correct"), evaluation.message
+    found = [finding.evidence for finding in evaluation.findings if finding.rule == "input_mutation"]
+    assert [f"changes its input {changed}," in evidence for evidence in found] == ([True] if changed else [])
+
+
+def test_a_reference_that_changes_its_inputs_allows_it(judge: Judge) -> None:
+    task = make_task("""
+class Model(nn.Module):
+    def forward(self, x):
+        return x.relu_() * 2
+def get_inputs():
+    return [torch.randn(8, 16)]
+def get_init_inputs():
+    return []
+""")
+    evaluation = judge(task, "class ModelNew(nn.Module):\n    def forward(self, x):\n        return x.relu_() * 2\n")
+    assert evaluation.status == "correct", evaluation.message
+    assert not evaluation.findings

@@ -45,7 +45,7 @@ def test_good_program_is_correct(judge: Judge) -> None:
     assert evaluation.status == "correct", evaluation.message
     assert evaluation.correctness is not None
     assert evaluation.correctness.ok
-    assert evaluation.timings["program"].n == QUICK.screen_calls
+    assert evaluation.timings["program"].n >= QUICK.screen_calls
 
 
 def test_endless_loop_is_timed_out(judge: Judge) -> None:

@@ -55,9 +55,7 @@ def test_killing_a_tree_reaches_those_that_left_the_group() -> None:
 
 def start() -> RunnerClient:
     """A runner that has nothing to run yet."""
-    return RunnerClient(
-        Subject("eager"), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings()
-    )
+    return RunnerClient(Subject("eager"), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings())
 
 
 def test_a_runner_ends_with_its_supervisor() -> None:

@@ -292,7 +292,15 @@ class Evaluator:
                 session.failure = failure
                 session.close()
                 continue
-            verdict = self.oracle.ask("check", session=session.number, call=number, full=full, hold=hold, state=state)
+            verdict = self.oracle.ask(
+                "check",
+                session=session.number,
+                call=number,
+                full=full,
+                hold=hold,
+                state=state,
+                inputs=not session.subject.trusted,
+            )
             session.missing_state.update(verdict["missing_state"])
             if session.subject.trusted and not verdict["ok"]:
                 session.note = f"not within the error budget: {verdict['message'][:200]}"

@@ -46,6 +46,14 @@ def map_floats(value: Any, change: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda t: change(t) if t.is_floating_point() else t, value)
 
 
+def _same_bits(one: torch.Tensor, two: Any) -> bool:
+    return (
+        isinstance(two, torch.Tensor)
+        and one.shape == two.shape
+        and bool(torch.equal(torch.nan_to_num(one), torch.nan_to_num(two)))
+    )
+
+
 class Expectation:
     """The reference under one secret state. ``task`` needs the attributes of ``task.model.Task`` only."""
 
@@ -62,6 +70,7 @@ class Expectation:
         self.perturbed: set[str] = set()
         self.watch: list[str] = []
         self.fixed_inputs = False
+        self.changes_inputs = False
         self.exact_model: nn.Module | None = None
         self.exact_device = self.device
         self.exact_note = "fp64"
@@ -74,13 +83,16 @@ class Expectation:
         return model
 
     def observe(self) -> None:
-        """Find out which state a call changes and whether inputs ignore their seed."""
+        """Find out which state a call changes, whether it changes its inputs, and whether inputs ignore their seed."""
         one, two = self.reference.inputs(1, None), self.reference.inputs(2, None)
         leaves = zip(pytree.tree_leaves(one), pytree.tree_leaves(two), strict=False)
         tensors = [(a, b) for a, b in leaves if isinstance(a, torch.Tensor)]
         self.fixed_inputs = bool(tensors) and all(a.shape == b.shape and torch.equal(a, b) for a, b in tensors)
+        given = pytree.tree_map_only(torch.Tensor, torch.clone, one)
         with torch.no_grad():
-            self.model(*one)
+            self.model(*given)
+        used = zip(pytree.tree_leaves(one), pytree.tree_leaves(given), strict=False)
+        self.changes_inputs = any(isinstance(a, torch.Tensor) and not _same_bits(a, b) for a, b in used)
         self.watch = [
             name
             for name, (_, tensor) in named_state(self.model).items()
@@ -117,7 +129,7 @@ class Expectation:
         return self._run(self.model, inputs, seed, self.current)
 
     def _run(self, model: nn.Module, inputs: list[Any], seed: int, state: dict[str, torch.Tensor]) -> Result:
-        arguments = pytree.tree_map_only(torch.Tensor, torch.clone, inputs) if self._small(inputs) else inputs
+        arguments = pytree.tree_map_only(torch.Tensor, torch.clone, inputs) if self._copied(inputs) else inputs
         if seed >= 0:
             seed_all(seed)
         with torch.no_grad():
@@ -130,10 +142,10 @@ class Expectation:
                     named[name][1].detach().copy_(state[name])
         return outputs, after
 
-    @staticmethod
-    def _small(inputs: list[Any]) -> bool:
+    def _copied(self, inputs: list[Any]) -> bool:
+        """Whether calls get copies: where the reference changes its inputs, and wherever that costs little."""
         sizes = (t.numel() * t.element_size() for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor))
-        return sum(sizes) < 2 << 30
+        return self.changes_inputs or sum(sizes) < 2 << 30
 
     def exact(self, inputs: list[Any]) -> Result | None:
         """The same call in fp64; None when the reference cannot run in fp64 (or draws random numbers)."""

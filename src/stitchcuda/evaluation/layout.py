@@ -52,6 +52,14 @@ def compact(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     return row, strides
 
 
+def raw(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes that ``pack`` with ``keep_strides`` writes for a tensor, flat."""
+    data = tensor.detach()
+    if data.is_conj() or data.is_neg():
+        data = data.resolve_conj().resolve_neg()
+    return compact(data)[0].contiguous().view(torch.uint8)
+
+
 def describe(value: Any, tensors: list[torch.Tensor]) -> Spec:
     """The structure of a value; its tensors are appended to ``tensors`` and referred to by position."""
     if isinstance(value, torch.Tensor):

@@ -1,6 +1,6 @@
 """The trusted process that knows the answers: it makes inputs from the secret nonce, owns the shared buffers,
-and compares what a runner exported with the reference. It never imports a Program. It answers length-prefixed
-JSON requests of the supervisor over one socket; ``oracle_client`` is the other end.
+and has what a runner exported compared with the reference (by ``judging``). It never imports a Program. It answers
+length-prefixed JSON requests of the supervisor over one socket; ``oracle_client`` is the other end.
 """
 
 from __future__ import annotations
@@ -15,15 +15,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from stitchcuda.evaluation import buffers, compare, layout, wire
 from stitchcuda.evaluation.channel import receive, send
-from stitchcuda.evaluation.compare import Budget, Distance
 from stitchcuda.evaluation.expectation import Expectation, derive
-
-EARLIER_ELEMENTS = 1 << 26
-"""Answers of an earlier call are kept for comparison up to this size."""
+from stitchcuda.evaluation.judging import Judge, Round, refusal, updated
 
 
 class Unsupported(Exception):
@@ -42,18 +38,6 @@ class Session:
     held: list[torch.Tensor] = field(default_factory=list)
 
 
-@dataclass
-class Round:
-    """Inputs handed out, with the answers as far as they were computed."""
-
-    label: str
-    case: str | None
-    inputs: list[Any]
-    seed: int
-    sessions: set[int]
-    eager: tuple[Any, dict[str, torch.Tensor]] | None = None
-
-
 class Oracle:
     """State of the process between requests."""
 
@@ -63,10 +47,7 @@ class Oracle:
         self.rounds: dict[int, Round] = {}
         self.tolerance: dict[str, float] = {}
         self.nonce = b""
-        self.budgets: dict[tuple[str, str], Budget] = {}
-        self.moved: dict[tuple[str, str], Distance] = {}
-        self.earlier: list[torch.Tensor] = []
-        self.labels: set[str] = set()
+        self.judge: Judge
 
     def init(self, m: dict[str, Any]) -> dict[str, Any]:
         """Load the task; returns the sizes a session's arena needs, and the work one call is."""
@@ -76,6 +57,7 @@ class Oracle:
         self.expectation = Expectation(task, m["training"], m["stochastic"], m["seedable"])
         self.expectation.observe()
         self.tolerance = m["tolerance"]
+        self.judge = Judge(self.expectation, self.tolerance)
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
         inputs = outputs = before = 0
         if self.kind == "cuda":
@@ -122,7 +104,7 @@ class Oracle:
         self.nonce = bytes.fromhex(m["nonce"])
         self.expectation.baseline_precision()
         self.expectation.renew(self.nonce)
-        self.budgets, self.moved, self.earlier, self.labels = {}, {}, [], set()
+        self.judge = Judge(self.expectation, self.tolerance)
         self.rounds.clear()
         self._give_back_memory()
         return {}
@@ -203,7 +185,7 @@ class Oracle:
                 raise Unsupported("get_inputs() gave larger tensors than when the task was inspected")
             wire.put_text(session.view, session.arena, "structure", json.dumps(packed))
         self._sync()
-        self.rounds[m["call"]] = Round(m["label"], case, inputs, seed, sessions)
+        self.rounds[m["call"]] = Round(m["label"], case, inputs, packed["tensors"], seed, sessions)
         return {"seed": seed}
 
     def check(self, m: dict[str, Any]) -> dict[str, Any]:
@@ -219,38 +201,40 @@ class Oracle:
             described = layout.pack(outputs, torch.empty(0, dtype=torch.uint8), keep_strides=False)["tensors"]
             error = compare.structure_error(spec, got_spec, described, entries, "0")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as problem:
-            return self._refuse(f"the exported outputs could not be read ({problem})")
+            return refusal(f"the exported outputs could not be read ({problem})")
         if error:
-            return self._refuse(error)
+            return refusal(error)
         names = [path for path, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
         values = [got[leaf["at"]] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
         expected = [wanted[leaf["at"]] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
         if m["hold"]:
             session.held.append(self._fingerprint(session))
-        if self.expectation.stochastic and not self.expectation.seedable:
-            return self._statistics(names, values, expected)
         missing: list[str] = []
-        if m["state"]:
-            for name in self.expectation.watch:
-                if not self._updated(state.get(name), self.expectation.current[name], after[name]):
-                    missing.append(name)
-                else:
-                    names.append(f"state:{name}")
-                    values.append(state[name])
-                    expected.append(after[name])
-        if m["full"]:
-            verdict = self._against_exact(this, names, values, expected)
-        else:
-            verdict = self._against_eager(this, names, values, expected)
-        reference = "eager" if self.expectation.stochastic else self.expectation.exact_note
-        return verdict | {"missing_state": missing, "labels": sorted(self.labels), "reference": reference}
+        for name in self.expectation.watch if m["state"] else ():
+            if not updated(state.get(name), self.expectation.current[name], after[name]):
+                missing.append(name)
+            else:
+                names.append(f"state:{name}")
+                values.append(state[name])
+                expected.append(after[name])
+        verdict = self.judge.judge(this, names, values, expected, full=m["full"])
+        changed = self._changed_inputs(session, this) if m["inputs"] else []
+        return verdict | {"missing_state": missing, "changed_inputs": changed}
 
-    @staticmethod
-    def _updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether a call did something to a piece of state, where the reference does; right or wrong."""
-        if got is None or got.shape != after.shape:
-            return False
-        return torch.equal(before, after) or compare.distance(got, before).max_abs > 0
+    def _changed_inputs(self, session: Session, this: Round) -> list[str]:
+        """Paths of inputs that are not what they were, by what the runner wrote back; unless the reference, too,
+        changes its inputs."""
+        if self.expectation.changes_inputs:
+            return []
+        leaves: list[torch.Tensor] = []
+        names = [path for path, leaf in layout.paths(layout.describe(this.inputs, leaves)) if leaf["kind"] == "tensor"]
+        changed = []
+        for name, leaf, entry in zip(names, leaves, this.entries, strict=True):
+            now = session.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
+            then = layout.raw(leaf)
+            if not torch.equal(now.to(then.device), then):
+                changed.append(name)
+        return changed
 
     def _exported(self, session: Session) -> tuple[Any, list[Any], list[torch.Tensor], dict[str, torch.Tensor]]:
         report = json.loads(wire.get_text(session.view, session.arena, "report"))
@@ -269,123 +253,6 @@ class Oracle:
     def _fingerprint(self, session: Session) -> torch.Tensor:
         return session.data["outputs"].clone()
 
-    @staticmethod
-    def _refuse(message: str) -> dict[str, Any]:
-        return {"ok": False, "message": message, "outputs": [], "missing_state": [], "labels": []}
-
-    def _statistics(self, names: list[str], values: list[Any], expected: list[Any]) -> dict[str, Any]:
-        for name, value, want in zip(names, values, expected, strict=True):
-            problem = compare.statistics_differ(value, want)
-            if problem:
-                return self._refuse(f"output {name} has other statistics than the reference: {problem}")
-        return {"ok": True, "message": "", "outputs": [], "missing_state": [], "labels": []}
-
-    def _against_exact(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
-        exact = self.expectation.exact(this.inputs)
-        truth = eager
-        if exact is not None:
-            leaves = [t for t in pytree.tree_leaves(exact[0]) if isinstance(t, torch.Tensor)]
-            states = [exact[1][name.removeprefix("state:")] for name in names if name.startswith("state:")]
-            if [list(t.shape) for t in leaves + states] == [list(t.shape) for t in eager]:
-                truth = [
-                    t.to(e.device) if e.is_floating_point() or e.is_complex() else e
-                    for t, e in zip(leaves + states, eager, strict=True)
-                ]
-        self._condition(this, names, eager)
-        outputs = []
-        for name, value, want, near in zip(names, values, truth, eager, strict=True):
-            own = compare.distance(near, want)
-            off = compare.distance(value, want)
-            if near.is_floating_point() or near.is_complex():
-                allowed = compare.budget(self.tolerance, own, self.moved.get((str(this.case), name), compare.ZERO))
-            else:
-                allowed = Budget(0.0, 0.0)
-            key = (str(this.case), name)
-            self.budgets[key] = allowed.widest(self.budgets.get(key))
-            if allowed.relative > 5e-2:
-                self.labels.add("ill_conditioned")
-            outputs.append(self._verdict(name, this, off, own, allowed, value, want))
-        self._discriminates(names, truth)
-        return self._summed(outputs)
-
-    def _against_eager(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
-        outputs = []
-        for name, value, near in zip(names, values, eager, strict=True):
-            allowed = self.budgets.get((str(this.case), name))
-            if allowed is None:
-                floor, elements = self.tolerance["floor"], self.tolerance["element_floor"]
-                scale = float(near.abs().max()) if near.is_floating_point() and near.numel() else 0.0
-                allowed = Budget(floor, elements * scale) if near.is_floating_point() else Budget(0.0, 0.0)
-            off = compare.distance(value, near)
-            outputs.append(self._verdict(name, this, off, compare.ZERO, allowed.twice(), value, near))
-        return self._summed(outputs)
-
-    @staticmethod
-    def _verdict(
-        name: str, this: Round, off: Distance, own: Distance, allowed: Budget, value: Any, want: Any
-    ) -> dict[str, Any]:
-        ok = allowed.allows(off)
-        return {
-            "output": name,
-            "case": f"{this.case or 'default'}/{this.label}",
-            "relative_norm": min(off.relative, 1e300),
-            "eager_relative_norm": min(own.relative, 1e300),
-            "max_abs": off.max_abs,
-            "eager_max_abs": own.max_abs,
-            "budget": allowed.relative,
-            "ok": ok,
-            "detail": "" if ok else compare.mismatch(value, want, allowed.max_abs),
-        }
-
-    @staticmethod
-    def _summed(outputs: list[dict[str, Any]]) -> dict[str, Any]:
-        bad = next((o for o in outputs if not o["ok"]), None)
-        message = ""
-        if bad is not None:
-            message = (
-                f"output {bad['output']} is off by {bad['relative_norm']:.2e} in relative norm, allowed is "
-                f"{bad['budget']:.2e} (eager: {bad['eager_relative_norm']:.2e}); {bad['detail']}"
-            )
-        return {"ok": bad is None, "message": message, "outputs": outputs}
-
-    def _condition(self, this: Round, names: list[str], eager: list[Any]) -> None:
-        """Measure once per case how far eager moves under noise."""
-        if (str(this.case), "") in self.moved:
-            return
-        self.moved[(str(this.case), "")] = compare.ZERO
-        noisy = self.expectation.noisy(this.inputs, this.seed, self.tolerance["noise"])
-        leaves = [t for t in pytree.tree_leaves(noisy) if isinstance(t, torch.Tensor)]
-        plain = [(n, e) for n, e in zip(names, eager, strict=True) if not n.startswith("state:")]
-        for (name, near), other in zip(plain, leaves, strict=True):
-            if near.shape == other.shape:
-                self.moved[(str(this.case), name)] = compare.distance(other, near)
-
-    def _discriminates(self, names: list[str], truth: list[torch.Tensor]) -> None:
-        """Label tasks whose budget a trivial answer would meet: zeros, the mean, another call's output."""
-        pairs = [(n, t) for n, t in zip(names, truth, strict=True) if not n.startswith("state:") and t.numel()]
-        tensors = [t for _, t in pairs]
-        limits = [
-            max((b for (_, n), b in self.budgets.items() if n == name), key=lambda b: b.relative) for name, _ in pairs
-        ]
-
-        def passes(answers: list[torch.Tensor]) -> bool:
-            return all(
-                a.shape == t.shape and limit.allows(compare.distance(a, t))
-                for a, t, limit in zip(answers, tensors, limits, strict=True)
-            )
-
-        if not tensors or any(t.is_complex() for t in tensors):
-            return
-        means = [torch.full_like(t, t.double().mean().item()) for t in tensors]
-        trivial = passes([torch.zeros_like(t) for t in tensors])
-        if any(t.numel() > 1 for t in tensors):
-            trivial = trivial or passes(means)
-        if self.earlier and len(self.earlier) == len(tensors) and not self.expectation.fixed_inputs:
-            trivial = trivial or passes(self.earlier)
-        self.earlier = tensors if sum(t.numel() for t in tensors) <= EARLIER_ELEMENTS else []
-        if trivial:
-            self.labels.add("non_discriminating")
-
     def check_held(self, m: dict[str, Any]) -> dict[str, Any]:
         """Whether an output kept by the runner still is what it was when first exported."""
         session = self.sessions[m["session"]]
@@ -395,10 +262,10 @@ class Oracle:
             size = max((e["offset"] + e["size"] for e in entries), default=0)
             same = torch.equal(before[:size], session.data["outputs"][:size])
         except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as problem:
-            return self._refuse(f"the kept outputs could not be read ({problem})")
+            return refusal(f"the kept outputs could not be read ({problem})")
         if same:
             return {"ok": True, "message": ""}
-        return self._refuse(
+        return refusal(
             f"the outputs of call {m['index'] + 1} changed during later calls: outputs must outlive later calls, "
             "so return fresh tensors rather than a reused buffer"
         )

@@ -75,6 +75,7 @@ class Runner:
         self.model: torch.nn.Module | None = None
         self.call: Callable[..., Any] | None = None
         self.inputs: list[Any] = []
+        self.given: list[tuple[dict[str, Any], torch.Tensor]] = []
         self.outputs: Any = None
         self.held: list[Any] = []
         self.watch: list[tuple[str, torch.Tensor]] = []
@@ -203,9 +204,12 @@ class Runner:
 
     def take_inputs(self, flags: int, seed: int) -> None:
         """Fresh copies of the inputs, state as it was, caches emptied, generators seeded (unless negative)."""
-        self.inputs, self.outputs = [], None
+        self.inputs, self.outputs, self.given = [], None, []
         place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
-        self.inputs = self.layout.unpack(self.read("structure"), self.data["inputs"], place)
+        given = self.read("structure")
+        tensors = [self.layout.unpack_tensor(entry, self.data["inputs"], place) for entry in given["tensors"]]
+        self.inputs = self.layout.rebuild(given["structure"], tensors)
+        self.given = list(zip(given["tensors"], tensors, strict=True))
         with self.torch.no_grad():
             for (_, tensor), saved in zip(self.watch, self.saved, strict=True):
                 tensor.detach().copy_(saved)
@@ -247,6 +251,18 @@ class Runner:
             self.held.append(outputs)
         return wall, device
 
+    def return_inputs(self) -> None:
+        """Write the inputs back where they came from, as the last call has left them; resized ones as zeros."""
+        with self.torch.no_grad():
+            for entry, tensor in self.given:
+                place = self.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
+                bits = self.layout.raw(tensor)
+                if bits.numel() == place.numel():
+                    place.copy_(bits)
+                else:
+                    place.zero_()
+        self.sync()
+
     def export(self, outputs: Any, with_state: bool) -> None:
         value: dict[str, Any] = {"out": outputs}
         if with_state:
@@ -287,6 +303,8 @@ class Runner:
             return self.run_call(command.flags)
         elif op == Op.EXPORT:
             self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
+            if command.flags & wire.INPUTS_OUT:
+                self.return_inputs()
         elif op == Op.EXPORT_HELD:
             self.export(self.held[command.argument], False)
         elif op == Op.TRACE:

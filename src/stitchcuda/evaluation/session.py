@@ -209,7 +209,8 @@ class Session:
         reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=wire.HOLD if hold else 0)
         handed = runner.handed
         self._take_peaks(reply)
-        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=wire.STATE_OUT if state else 0)
+        flags = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
+        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=flags)
         self.held += hold
         self.calls += 1
         return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed)

@@ -195,6 +195,11 @@ class Trial:
             self.checks.add(verdict, full)
         if not verdict["ok"]:
             raise Failure("wrong_output", verdict["message"])
+        if verdict["changed_inputs"]:
+            names = ", ".join(verdict["changed_inputs"][:5])
+            evidence = f"a call changes its input {names}, which the reference leaves as it was; write to new tensors"
+            self.findings.append(Finding(rule="input_mutation", severity="reject", evidence=evidence))
+            raise Failure("dishonest", evidence)
 
     def _clock(self, session: Session) -> None:
         """Compare clocks; on disagreement measure again, since a busy machine delays hand-overs too."""

@@ -64,6 +64,9 @@ FLUSH = 2
 STATE_OUT = 4
 """EXPORT flag: export the watched state beside the outputs."""
 
+INPUTS_OUT = 8
+"""EXPORT flag: write the inputs back as the call has left them."""
+
 
 class Closed(Exception):
     """The other side has gone."""

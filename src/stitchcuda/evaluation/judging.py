@@ -1,0 +1,178 @@
+"""Judges the outputs of one call in the oracle: the error budget, the verdict on each output, and what labels a task
+deserves. How far two tensors are apart is in ``compare``; where the reference's answers come from, in ``expectation``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from stitchcuda.evaluation import compare
+from stitchcuda.evaluation.compare import Budget, Distance
+from stitchcuda.evaluation.expectation import Expectation
+
+EARLIER_ELEMENTS = 1 << 26
+"""Answers of an earlier call are kept for comparison up to this size."""
+
+
+@dataclass
+class Round:
+    """Inputs handed out, with the answers as far as they were computed."""
+
+    label: str
+    case: str | None
+    inputs: list[Any]
+    entries: list[dict[str, Any]]
+    """Where the tensors of the inputs lie in a session's buffer."""
+    seed: int
+    sessions: set[int]
+    eager: tuple[Any, dict[str, torch.Tensor]] | None = None
+
+
+def refusal(message: str) -> dict[str, Any]:
+    """The verdict on what cannot be compared at all."""
+    return {"ok": False, "message": message, "outputs": [], "missing_state": [], "changed_inputs": [], "labels": []}
+
+
+def updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether a call did something to a piece of state, where the reference does; right or wrong."""
+    if got is None or got.shape != after.shape:
+        return False
+    return torch.equal(before, after) or compare.distance(got, before).max_abs > 0
+
+
+class Judge:
+    """What is right under one nonce."""
+
+    def __init__(self, expectation: Expectation, tolerance: dict[str, float]) -> None:
+        self.expectation, self.tolerance = expectation, tolerance
+        self.budgets: dict[tuple[str, str], Budget] = {}
+        self.moved: dict[tuple[str, str], Distance] = {}
+        self.earlier: list[torch.Tensor] = []
+        self.labels: set[str] = set()
+
+    def judge(
+        self, this: Round, names: list[str], values: list[Any], eager: list[torch.Tensor], *, full: bool
+    ) -> dict[str, Any]:
+        """``values`` against fp64 (``full``) or against eager's on the same inputs; one of each for every name."""
+        if self.expectation.stochastic and not self.expectation.seedable:
+            return self._statistics(names, values, eager)
+        verdict = (self._against_exact if full else self._against_eager)(this, names, values, eager)
+        reference = "eager" if self.expectation.stochastic else self.expectation.exact_note
+        return verdict | {"labels": sorted(self.labels), "reference": reference}
+
+    def _statistics(self, names: list[str], values: list[Any], expected: list[Any]) -> dict[str, Any]:
+        for name, value, want in zip(names, values, expected, strict=True):
+            problem = compare.statistics_differ(value, want)
+            if problem:
+                return refusal(f"output {name} has other statistics than the reference: {problem}")
+        return {"ok": True, "message": "", "outputs": [], "labels": []}
+
+    def _against_exact(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
+        exact = self.expectation.exact(this.inputs)
+        truth = eager
+        if exact is not None:
+            leaves = [t for t in pytree.tree_leaves(exact[0]) if isinstance(t, torch.Tensor)]
+            states = [exact[1][name.removeprefix("state:")] for name in names if name.startswith("state:")]
+            if [list(t.shape) for t in leaves + states] == [list(t.shape) for t in eager]:
+                truth = [
+                    t.to(e.device) if e.is_floating_point() or e.is_complex() else e
+                    for t, e in zip(leaves + states, eager, strict=True)
+                ]
+        self._condition(this, names, eager)
+        outputs = []
+        for name, value, want, near in zip(names, values, truth, eager, strict=True):
+            own = compare.distance(near, want)
+            off = compare.distance(value, want)
+            if near.is_floating_point() or near.is_complex():
+                allowed = compare.budget(self.tolerance, own, self.moved.get((str(this.case), name), compare.ZERO))
+            else:
+                allowed = Budget(0.0, 0.0)
+            key = (str(this.case), name)
+            self.budgets[key] = allowed.widest(self.budgets.get(key))
+            if allowed.relative > 5e-2:
+                self.labels.add("ill_conditioned")
+            outputs.append(self._verdict(name, this, off, own, allowed, value, want))
+        self._discriminates(names, truth)
+        return self._summed(outputs)
+
+    def _against_eager(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
+        outputs = []
+        for name, value, near in zip(names, values, eager, strict=True):
+            allowed = self.budgets.get((str(this.case), name))
+            if allowed is None:
+                floor, elements = self.tolerance["floor"], self.tolerance["element_floor"]
+                scale = float(near.abs().max()) if near.is_floating_point() and near.numel() else 0.0
+                allowed = Budget(floor, elements * scale) if near.is_floating_point() else Budget(0.0, 0.0)
+            off = compare.distance(value, near)
+            outputs.append(self._verdict(name, this, off, compare.ZERO, allowed.twice(), value, near))
+        return self._summed(outputs)
+
+    @staticmethod
+    def _verdict(
+        name: str, this: Round, off: Distance, own: Distance, allowed: Budget, value: Any, want: Any
+    ) -> dict[str, Any]:
+        ok = allowed.allows(off)
+        return {
+            "output": name,
+            "case": f"{this.case or 'default'}/{this.label}",
+            "relative_norm": min(off.relative, 1e300),
+            "eager_relative_norm": min(own.relative, 1e300),
+            "max_abs": off.max_abs,
+            "eager_max_abs": own.max_abs,
+            "budget": allowed.relative,
+            "ok": ok,
+            "detail": "" if ok else compare.mismatch(value, want, allowed.max_abs),
+        }
+
+    @staticmethod
+    def _summed(outputs: list[dict[str, Any]]) -> dict[str, Any]:
+        bad = next((o for o in outputs if not o["ok"]), None)
+        message = ""
+        if bad is not None:
+            message = (
+                f"output {bad['output']} is off by {bad['relative_norm']:.2e} in relative norm, allowed is "
+                f"{bad['budget']:.2e} (eager: {bad['eager_relative_norm']:.2e}); {bad['detail']}"
+            )
+        return {"ok": bad is None, "message": message, "outputs": outputs}
+
+    def _condition(self, this: Round, names: list[str], eager: list[Any]) -> None:
+        """Measure once per case how far eager moves under noise."""
+        if (str(this.case), "") in self.moved:
+            return
+        self.moved[(str(this.case), "")] = compare.ZERO
+        noisy = self.expectation.noisy(this.inputs, this.seed, self.tolerance["noise"])
+        leaves = [t for t in pytree.tree_leaves(noisy) if isinstance(t, torch.Tensor)]
+        plain = [(n, e) for n, e in zip(names, eager, strict=True) if not n.startswith("state:")]
+        for (name, near), other in zip(plain, leaves, strict=True):
+            if near.shape == other.shape:
+                self.moved[(str(this.case), name)] = compare.distance(other, near)
+
+    def _discriminates(self, names: list[str], truth: list[torch.Tensor]) -> None:
+        """Label tasks whose budget a trivial answer would meet: zeros, the mean, another call's output."""
+        pairs = [(n, t) for n, t in zip(names, truth, strict=True) if not n.startswith("state:") and t.numel()]
+        tensors = [t for _, t in pairs]
+        limits = [
+            max((b for (_, n), b in self.budgets.items() if n == name), key=lambda b: b.relative) for name, _ in pairs
+        ]
+
+        def passes(answers: list[torch.Tensor]) -> bool:
+            return all(
+                a.shape == t.shape and limit.allows(compare.distance(a, t))
+                for a, t, limit in zip(answers, tensors, limits, strict=True)
+            )
+
+        if not tensors or any(t.is_complex() for t in tensors):
+            return
+        means = [torch.full_like(t, t.double().mean().item()) for t in tensors]
+        trivial = passes([torch.zeros_like(t) for t in tensors])
+        if any(t.numel() > 1 for t in tensors):
+            trivial = trivial or passes(means)
+        if self.earlier and len(self.earlier) == len(tensors) and not self.expectation.fixed_inputs:
+            trivial = trivial or passes(self.earlier)
+        self.earlier = tensors if sum(t.numel() for t in tensors) <= EARLIER_ELEMENTS else []
+        if trivial:
+            self.labels.add("non_discriminating")
