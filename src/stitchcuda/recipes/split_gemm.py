@@ -24,7 +24,7 @@ REACHED = {True: 0.58, False: 0.43}
 """Part of the float16 rate that the kernel reaches: with wgmma, and without. Measured on an H200."""
 
 STOCK_TILE = 64
-"""Rows that the library's float32 kernels compute at least; measured times are those of 64 to 128."""
+"""Rows that the library's float32 kernels compute at least, from 16 on; measured times are those of 64 to 128."""
 
 WORTH = 1.25
 """Predicted speedup of a layer below which the library keeps it."""
@@ -124,7 +124,8 @@ def seconds(layer: Layer, device: Device, chosen: Tiling) -> tuple[float, float]
         return 0.0, math.inf
     m, n, k = layer.m, layer.n, layer.k
     memory = 4 * (m * k + n * k + m * n) / bandwidth
-    stock = max(2 * -(-m // STOCK_TILE) * STOCK_TILE * n * k / single, memory) + 5e-6
+    rows = m if m < 16 else -(-m // STOCK_TILE) * STOCK_TILE
+    stock = max(2 * rows * n * k / single, memory) + 5e-6
     padded = tiles(m) * tiles(n) * TILE * TILE * k
     parts = splits(m, n, k, device.multiprocessors, chosen)
     waves = tiles(m) * tiles(n) * parts / device.multiprocessors
