@@ -178,7 +178,7 @@ static __device__ __forceinline__ void store_pair(const Gemm& p, int split, int 
 }
 
 // Adds the parts of a K that was cut, in order.
-static __global__ void __launch_bounds__(256) add_parts(const Gemm p) {
+static __global__ void __launch_bounds__(256) split_add_parts(const Gemm p) {
   const long long size = (long long)p.m * p.n;
   const long long at = blockIdx.x * 256ll + threadIdx.x;
   if (at >= size) return;
@@ -344,7 +344,7 @@ static __device__ __forceinline__ void add(float (&sum)[64], float (&part)[64]) 
 }
 
 // Blocks of a cluster have neighbouring tiles of w and the same tile of x.
-static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
+static __global__ void __launch_bounds__(THREADS, 1) split_multiply(const Gemm p) {
   char* tiles = tile_memory();
   tiles += (1024 - (shared_address(tiles) & 1023u)) & 1023u;
   uint64_t* full = reinterpret_cast<uint64_t*>(tiles + STAGES * STAGE_BYTES);
@@ -465,7 +465,7 @@ static __device__ __forceinline__ void copy_stage(char* to, const char* a, const
   }
 }
 
-static __global__ void __launch_bounds__(THREADS, 1) multiply(const Gemm p) {
+static __global__ void __launch_bounds__(THREADS, 1) split_multiply(const Gemm p) {
   char* tiles = tile_memory();
   const int k_tiles = (p.k + K_TILE - 1) / K_TILE;
   const int first = (int)((long long)k_tiles * blockIdx.z / p.splits);
@@ -563,7 +563,7 @@ extern "C" int @LINEAR@(const float* x, const __half* w_image, const int* w_expo
   int* special = x_rows + m_tiles * TILE;
   const Split given = {x, x_image, x_rows, special, (int)m, (int)k};
   if (const int error = split(given, on)) return error;
-  cudaError_t error = cudaFuncSetAttribute(multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+  cudaError_t error = cudaFuncSetAttribute(split_multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
   if (error != cudaSuccess) return (int)error;
   Gemm gemm = {x_image, w_image, x_rows, w_exponents, special, x, bias, out, partials, (int)m, (int)n, (int)k,
                (int)splits, (int)activation};
@@ -581,7 +581,7 @@ extern "C" int @LINEAR@(const float* x, const __half* w_image, const int* w_expo
   config.stream = on;
   config.attrs = &cluster;
   config.numAttrs = CLUSTER > 1 ? 1 : 0;
-  error = cudaLaunchKernelEx(&config, multiply, gemm);
+  error = cudaLaunchKernelEx(&config, split_multiply, gemm);
   if (error != cudaSuccess || splits == 1) return (int)error;
-  return (int)cudaLaunchKernel(add_parts, dim3((unsigned)((m * n + 255) / 256)), dim3(256), arguments, 0, on);
+  return (int)cudaLaunchKernel(split_add_parts, dim3((unsigned)((m * n + 255) / 256)), dim3(256), arguments, 0, on);
 }
