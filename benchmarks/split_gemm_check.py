@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from provenance import gpu_provenance, write_json
+
 ROOT = Path(__file__).resolve().parent.parent
 WRITER = ROOT / "src" / "stitchcuda" / "recipes" / "split_gemm_kernel.py"
 
@@ -343,6 +345,7 @@ def main() -> None:
         run_group(options.group, folder)
         return
     start = time.monotonic()
+    facts = gpu_provenance()
     records: list[dict[str, Any]] = []
     groups = options.only.split(",") if options.only else ["stock", *TILINGS]
 
@@ -361,8 +364,8 @@ def main() -> None:
             records.append({"group": group, "case": group, "ok": False, "problem": "no time left"})
             continue
         records += _collect(group, folder, min(left, 25))
-        Path(options.out).write_text(json.dumps(records, indent=1))
-    Path(options.out).write_text(json.dumps(records, indent=1))
+        write_json(Path(options.out), {"provenance": facts, "records": records})
+    write_json(Path(options.out), {"provenance": facts, "records": records})
     print(table(records))
     print(f"all in {time.monotonic() - start:.1f} s")
 
