@@ -121,6 +121,14 @@ def test_half_precision_casts_weights_and_inputs(tmp_path: Path) -> None:
         (source("return x", inputs="undefined"), "get_inputs.. raised NameError"),
         ("import not_there\n" + GOOD, "running the source raised ModuleNotFoundError at line 1"),
         (source("sys.exit(3)"), "forward raised SystemExit"),
+        (
+            GOOD + "\ndef get_inputs():\n    return torch.ones(4, 8)\n",
+            "get_inputs.. gave an object of type Tensor; it must be",
+        ),
+        (GOOD + "\ndef get_inputs():\n    return {'x': 1}\n", "get_inputs.. gave an object of type dict"),
+        (GOOD + "\ndef get_init_inputs():\n    return None\n", "get_init_inputs.. gave an object of type NoneType"),
+        (GOOD + "\ndef get_input_cases():\n    return [('a', [1])]\n", "must return a list of .name, weight, inputs."),
+        (GOOD + "\ndef Model(width):\n    return 3\n", "no torch.nn.Module: calling it gave an object of type int"),
     ],
 )
 def test_a_model_that_does_not_run_ends_in_a_sentence(tmp_path: Path, text: str, sentence: str) -> None:

@@ -83,11 +83,12 @@ def _load(path: Path, option: str) -> tuple[str, Any]:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     try:
         return digest, torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as first:
-        try:
+    except Exception:
+        try:  # files of torch.save's older format cannot be mapped
             return digest, torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:
-            reason = str(first).strip().splitlines()[0] if str(first).strip() else type(first).__name__
+        except Exception as error:
+            text = str(error).strip()
+            reason = text.splitlines()[0].split(". ")[0] if text else type(error).__name__
             raise TaskError(
                 f"{option} {path} cannot be read by torch.load with weights_only=True ({reason}); "
                 "save plain tensors, numbers, lists and dicts with torch.save"

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from stitchcuda.task.reference import Reference, seed_all
+from stitchcuda.task.reference import Malformed, Reference, seed_all
 
 TOLERANCE = 1e-3
 """Relative difference of two calls on equal inputs above which a model draws random numbers even though no
@@ -44,6 +44,8 @@ def look(task: Any, memory_limit: int) -> dict[str, Any]:
     stage = ["running the source"]
     try:
         return run(task, memory_limit, stage)
+    except Malformed as error:
+        return {"error": {"kind": "sentence", "text": str(error)}}
     except BaseException as error:
         return {"error": describe(error, task.name, stage[0])}
 
@@ -56,9 +58,7 @@ def run(task: Any, memory_limit: int, stage: list[str]) -> dict[str, Any]:
     if needed > memory_limit:
         return {"error": {"kind": "memory", "needed": needed, "available": memory_limit}}
     stage[0] = "constructing Model"
-    model: Any = reference.model(0)
-    if not isinstance(model, nn.Module):
-        return {"error": {"kind": "sentence", "text": f"Model(...) is a {type(model).__name__}, not a torch.nn.Module"}}
+    model = reference.model(0)
     stage[0] = "get_input_cases()"
     cases = reference.cases()
     stage[0] = "get_inputs()"

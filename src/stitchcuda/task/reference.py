@@ -25,6 +25,10 @@ CAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
 """Precision classes whose parameters and floating inputs are cast; the others stay as the source makes them."""
 
 
+class Malformed(TypeError):
+    """What a source gives has not the form of a task; the message is a sentence of its own."""
+
+
 def apply_precision(precision: str) -> None:
     """Set torch's process-wide TF32 switches for a precision class: on for tf32, off for every other one."""
     allowed = precision == "tf32"
@@ -60,6 +64,15 @@ def cast_and_move(value: Any, *, dtype: torch.dtype | None, device: str | None) 
     return pytree.tree_map(convert, value)
 
 
+def as_arguments(value: Any, where: str) -> list[Any]:
+    """``value`` as positional arguments; ``where`` says who returned it. Raises Malformed for no list or tuple."""
+    if not isinstance(value, list | tuple):
+        raise Malformed(
+            f"{where} gave an object of type {type(value).__name__}; it must be a list of arguments, [] for none"
+        )
+    return list(value)
+
+
 def move_plain_tensors(model: nn.Module, device: str, dtype: torch.dtype | None) -> None:
     """Move tensors that modules keep as plain attributes, which ``nn.Module.to`` leaves where they are."""
     for module in model.modules():
@@ -85,17 +98,20 @@ class Reference:
     def init_inputs(self) -> list[Any]:
         """Arguments of the constructor, as ``get_init_inputs`` gives them."""
         values = self.module.get_init_inputs()
-        return [values] if isinstance(values, Mapping) else list(values)
+        return [values] if isinstance(values, Mapping) else as_arguments(values, "get_init_inputs()")
 
     def model(self, seed: int) -> nn.Module:
         """A new model constructed under ``seed`` on the host, then cast and moved as the Task asks.
 
-        The mode is set when the Task names one, and left as the constructor leaves it otherwise.
+        The mode is set when the Task names one, and left as the constructor leaves it otherwise. Raises Malformed
+        for what is no module.
         """
         seed_all(seed)
         arguments = self.init_inputs()
         seed_all(seed)
         model = self.construct("Model", arguments)
+        if not isinstance(model, nn.Module):
+            raise Malformed(f"Model is no torch.nn.Module: calling it gave an object of type {type(model).__name__}")
         if self.dtype is not None:
             model = model.to(self.dtype)
         model = model.to(self.device)
@@ -126,7 +142,7 @@ class Reference:
 
         On the target device, or on the host when the Task's residence is ``host``. Without ``case`` they are
         ``get_inputs()``, or the first case where the source has no ``get_inputs``. Raises KeyError for an
-        unknown case.
+        unknown case, Malformed for what are no arguments.
         """
         on_host = self.task.residence == "host" or self.device == "cpu"
         place = None if on_host else self.device
@@ -145,18 +161,23 @@ class Reference:
 
     def _draw(self, case: str | None) -> list[Any]:
         if case is None and hasattr(self.module, "get_inputs"):
-            return list(self.module.get_inputs())
+            return as_arguments(self.module.get_inputs(), "get_inputs()")
         cases = self._cases()
         for name, _, values in cases:
             if case is None or name == case:
-                return list(values() if callable(values) else values)
+                return as_arguments(values() if callable(values) else values, f"input case {name!r}")
         raise KeyError(f"no input case {case!r}; there are: {', '.join(name for name, _, _ in cases) or 'none'}")
 
     def _cases(self) -> list[tuple[str, float, Any]]:
         define = getattr(self.module, "get_input_cases", None)
         if define is None:
             return []
-        return [(str(name), float(weight), values) for name, weight, values in define()]
+        cases = []
+        for case in define():
+            if not (isinstance(case, tuple | list) and len(case) == 3):
+                raise Malformed("get_input_cases() must return a list of (name, weight, inputs)")
+            cases.append((str(case[0]), float(case[1]), case[2]))
+        return cases
 
 
 @contextmanager
