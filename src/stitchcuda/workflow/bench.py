@@ -105,6 +105,7 @@ class LocalBench:
             device=device,
             facts=facts,
             precision=task.precision,
+            flops=evaluator.plan["work"]["flops"],
         )
 
     def _known(self) -> tuple[Task, TaskFacts, Device]:
