@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Finished
-from tests.cli.world import GOOD, QUICK, WRONG, attempts, command, environment, script, stitchcuda, the_run
+from tests.cli.world import GOOD, QUICK, TASK, WRONG, attempts, command, environment, script, stitchcuda, the_run
 from tests.support.scripted_endpoint import ScriptedEndpoint, status
 
 
@@ -52,11 +52,15 @@ def test_the_run_folder_holds_everything_but_keys(finished: Finished) -> None:
         (("small.py", "--iterations", "0"), "iterations"),
         (("small.py", "--base-url", "http://me:pw@host/v1", "--model", "openai:x"), "environment variable"),
         (("small.py", "--from", "missing.py"), "missing.py"),
+        (("small.py", "--coder-model", "openai:x"), "no effect on recipes"),
+        (("small.py", "--target", "cpu", "--out", "small.py"), "cannot be kept in small.py (Not a directory)"),
+        (("broken.py", "--target", "cpu"), "forward raised NameError at line 13"),
     ],
 )
 def test_wrong_use_is_a_sentence_and_leaves_nothing(
     home: Path, cache: Path, arguments: tuple[str, ...], words: str
 ) -> None:
+    (home / "broken.py").write_text(TASK.replace("y = x", "y = undefined"))
     done = stitchcuda("optimize", *arguments, cache=cache, cwd=home)
     assert done.returncode == 2
     assert words in done.stderr

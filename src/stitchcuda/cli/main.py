@@ -51,6 +51,11 @@ def main() -> None:
     except StitchError as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"error: {error.filename}: {error.strerror}", err=True)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

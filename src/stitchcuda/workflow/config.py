@@ -19,6 +19,9 @@ from stitchcuda.workflow.budget import Limits
 RECIPES = "recipes"
 """The model-free mind's name, the default of ``model``."""
 
+FOR_A_MODEL = ("planner_model", "coder_model", "repair_model", "verifier_model", "base_url")
+"""Settings that say something only where a language model answers."""
+
 RECIPE_LIMITS = Limits(iterations=12, seconds=900, tokens=0, usd=0)
 """A mind without a model has few ideas and no bill; its bound is only there to end."""
 
@@ -135,9 +138,15 @@ class RunConfig(BaseModel):
     def checked(cls, **values: Any) -> RunConfig:
         """Build from command-line values. Raises StitchError with one sentence when they are not usable."""
         try:
-            return cls(**values)
+            config = cls(**values)
         except ValidationError as error:
             raise StitchError(_sentence(error)) from None
+        idle = [name for name in FOR_A_MODEL if getattr(config, name) is not None]
+        if config.free and idle:
+            raise StitchError(
+                f"--{idle[0].replace('_', '-')} has no effect on recipes; name the model of all roles with --model."
+            )
+        return config
 
     @classmethod
     def read(cls, path: Path) -> RunConfig:
@@ -154,8 +163,9 @@ class RunConfig(BaseModel):
 
 def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"]).replace("_", "-")
-    return f"{where}: {first['msg'].removeprefix('Value error, ')}."
+    where = str(first["loc"][0]).replace("_", "-") if first["loc"] else ""
+    message = f"{first['msg'].removeprefix('Value error, ')}."
+    return f"{where}: {message}" if where else message
 
 
 def _toml(value: str | bool | int | float) -> str:

@@ -27,7 +27,7 @@ from stitchcuda.task.model import Task
 from stitchcuda.workflow import journal as journals
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.result import Best, Result, finite
-from stitchcuda.workflow.storage import full_disk_is_an_error, place_folder, sweep, write_whole
+from stitchcuda.workflow.storage import FULL, full_disk_is_an_error, place_folder, sweep, write_whole
 
 CONFIG = "config.toml"
 SUMMARY = "summary.json"
@@ -58,11 +58,18 @@ class RunFolder:
 
     @classmethod
     def new(cls, parent: Path, task: Task, config: RunConfig) -> RunFolder:
-        """Make ``parent/<date-time>-<task>-<short>`` with its task and settings."""
+        """Make ``parent/<date-time>-<task>-<short>`` with its task and settings. Raises RunError where it may not."""
         stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
         path = parent / f"{stamp}-{task.name}-{secrets.token_hex(2)}"
         with full_disk_is_an_error(path):
-            path.mkdir(parents=True)
+            try:
+                path.mkdir(parents=True)
+            except OSError as error:
+                if error.errno in FULL:
+                    raise
+                raise RunError(
+                    f"A run cannot be kept in {parent} ({error.strerror}); give another folder with --out."
+                ) from None
             folder = cls(path)
             write_whole(folder.path / "task.py", task.source.encode())
             write_whole(folder.path / CONFIG, config.to_toml().encode())

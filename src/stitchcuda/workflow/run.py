@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from stitchcuda import __version__
 from stitchcuda.agents.roles import Mind
-from stitchcuda.errors import RunError, StitchError
+from stitchcuda.errors import RunError, StitchError, TaskError
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.files import load_program
 from stitchcuda.program.model import Program
@@ -60,8 +60,8 @@ def optimize(
 ) -> Result:
     """Start a run in a new folder under ``runs`` and take it to its end.
 
-    ``mind`` and ``bench`` replace what ``config`` names. Raises StitchError for what cannot be used, before a
-    folder is made; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be resumed.
+    ``mind`` and ``bench`` replace what ``config`` names. Raises StitchError for what cannot be used, and leaves
+    no folder then; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be resumed.
     """
     created = _create(config)
     folder = RunFolder.new(runs, created.task, config)
@@ -71,7 +71,12 @@ def optimize(
         except StitchError:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
-        return _drive(folder, journal, created, False, events, ask, mind, bench)
+        try:
+            return _drive(folder, journal, created, False, events, ask, mind, bench)
+        except TaskError:
+            if journal.last("prepared") is None:  # its source is part of the run, so resuming would not help
+                shutil.rmtree(folder.path, ignore_errors=True)
+            raise
 
 
 def resume(
