@@ -123,7 +123,7 @@ def _program(rewriter: Rewriter, task: Task, launchers: list[str]) -> str:
     lines += ["", "_aten = torch.ops.aten", HELPERS]
     extra, methods = orchestration(rewriter, printed)
     lines += [extra, "class ModelNew(Model):"]
-    what = "kernels written for it" if launchers else "host orchestration alone"
+    what = "kernels written for it" if launchers else "library calls and host orchestration alone"
     lines += [f'    """The reference with {what}; specialised for its shapes."""', REBIND]
     lines += ["    def prepare(self):"]
     lines += [

@@ -46,7 +46,7 @@ MODAL = {"batch_norm", "instance_norm", "dropout", "feature_dropout", "alpha_dro
 
 def layout_varies(root: fx.Node) -> bool:
     """The node's result may lie in memory differently from how it was captured."""
-    return op_name(root) in LAYOUT_VARIES
+    return op_name(root) in LAYOUT_VARIES or getattr(root.target, "namespace", "") == "mkldnn"
 
 
 def _is_modal(node: fx.Node) -> bool:
