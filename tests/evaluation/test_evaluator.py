@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -10,7 +12,11 @@ import pytest
 from stitchcuda.errors import TaskError
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.stock_options import StockOptions
+from stitchcuda.evaluation.timing import Sample, TimingPlan
+from stitchcuda.evaluation.trial import Trial
 from stitchcuda.hardware.model import Ceilings
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from tests.evaluation.conftest import DEVICE, HEAD, QUICK, make_facts, make_task, program
@@ -169,3 +175,40 @@ def get_init_inputs():
         pytest.raises(TaskError, match="cannot be checked"),
     ):
         opened.evaluate(program("class ModelNew(nn.Module): pass"))
+
+
+def test_stock_options_held_up_by_a_program_are_timed_after_its_end(evaluator: Evaluator) -> None:
+    eager = next(session for session in evaluator.stocks.beside() if session.subject.name == "eager")
+    evaluator.time([eager], TimingPlan(5, 5, 60))
+    trial = Trial(evaluator, NATIVE, "screen")
+    assert trial.slowed([eager], {"eager": scaled(eager, 0.1)}) == {}
+    assert trial.findings == []
+    slow = scaled(eager, 100)
+    counted = trial.slowed([eager], {"eager": slow})["eager"]
+    assert evaluator.summarise(counted).median < 0.5 * evaluator.summarise(slow).median
+    assert [(finding.rule, finding.severity) for finding in trial.findings] == [("slows_others", "flag")]
+
+
+def scaled(session: Session, factor: float) -> list[tuple[str, Sample]]:
+    """A session's samples, were its calls so many times as long."""
+    return [(case, replace(sample, wall=factor * sample.wall)) for case, sample in session.samples]
+
+
+def test_stock_options_are_timed_alone_where_memory_does_not_hold_them(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Evaluator, "room", lambda self, count: False)
+    monkeypatch.setattr(StockOptions, "names", lambda self: ["eager"])
+    evaluator.settings = SETTINGS.model_copy(update={"publish_processes": 1})
+    evaluation = evaluator.evaluate(NATIVE, "publish")
+    evaluator.settings = SETTINGS
+    assert evaluation.status == "correct", evaluation.message
+    assert evaluation.provenance["interleaved"] is False
+    assert set(evaluation.timings) == {"program", "eager"}
+
+
+def test_what_an_evaluation_traced_is_not_traced_again(evaluator: Evaluator, screened: Evaluation) -> None:
+    assert screened.census is not None
+    began = time.monotonic()
+    assert evaluator.trace(NATIVE) is evaluator.trace(NATIVE)
+    assert time.monotonic() - began < 0.5

@@ -277,6 +277,8 @@ class Evaluator:
         A Program's failure is raised; a stock option that fails is closed and left out from then on.
         """
         sessions = [session for session in sessions if session.failure is None]
+        if not sessions:
+            return []
         number = next(self._calls)
         filled = self.oracle.ask("fill", call=number, label=label, case=case, sessions=[s.number for s in sessions])
         played = []
@@ -351,12 +353,16 @@ class Evaluator:
             except Failure:
                 self.close_all([self._spare])
                 self._spare = None
+        if not sessions:
+            return
         for session in sessions:
             session.measure_noop()
         began = time.monotonic()
         cases = self.plan["cases"]
         for index in range(plan.calls * len(cases)):
             if index >= plan.least * len(cases) and time.monotonic() - began > plan.seconds:
+                break
+            if all(session.failure is not None for session in sessions):
                 break
             case = cases[index % len(cases)]
             for session, sample, verdict in self.play(sessions, f"{label}{index}", case):

@@ -81,8 +81,11 @@ class Publication:
                 self.evaluator.time([program, *trial.sound(stock)], self._plan(), trial.checked, label=label)
                 self._keep(program, stock)
             if census is not None:
-                self.evaluator.close_all([session for session in everything if session is not census])
+                last = played[-1][2]
+                self.evaluator.close_all([s for s in everything if s is not census and s not in last])
                 trial.census(census)
+                self.evaluator.close_all([census])
+                self.samples |= trial.slowed(last, self.samples)
         except Failure as failure:
             if failure.status == "out_of_memory" and self.names:
                 raise Crowded from None

@@ -24,7 +24,7 @@ from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session
 from stitchcuda.evaluation.starting import meanwhile
 from stitchcuda.evaluation.telemetry import Trace
-from stitchcuda.evaluation.timing import TimingPlan, clock_finding
+from stitchcuda.evaluation.timing import Sample, TimingPlan, clock_finding
 from stitchcuda.program.model import Program
 
 if TYPE_CHECKING:
@@ -33,6 +33,19 @@ if TYPE_CHECKING:
 
 CLOCK_ATTEMPTS = 3
 """Batches of calls in which the clocks must disagree before a Program is rejected for it."""
+
+
+SLOWED = 0.7
+"""Stock options that take less than this share of their time once the Program has ended were held up by it."""
+
+SLOWED_CALLS = 5
+"""Timed calls of each stock option to see that."""
+
+SLOWED_ATTEMPTS = 2
+"""Batches of calls that must show it, since other load comes and goes."""
+
+Samples = list[tuple[str, Sample]]
+"""Timed calls, each with its input case."""
 
 
 @dataclass
@@ -113,9 +126,11 @@ class Trial:
         evaluator.prepare()
         self.census(session)
         self.timings["program"] = evaluator.summary(session)
-        for each in self.sound(stock):
-            self._keep_baseline(each.subject.name, evaluator.summary(each, each.note))
         evaluator.close_all([session])
+        slowed = self.slowed(stock, {each.subject.name: each.samples for each in stock})
+        for each in self.sound(stock):
+            name = each.subject.name
+            self._keep_baseline(name, evaluator.summarise(slowed.get(name, each.samples), each.note))
         if settings.baselines and not evaluator.interleaved:
             began = time.monotonic()
             for name, timing in evaluator.baselines("screen").items():
@@ -188,6 +203,30 @@ class Trial:
         """After the timed calls of the Program: the clocks agree, kept outputs are unchanged."""
         self._clock(session)
         session.check_held()
+
+    def slowed(self, stock: list[Session], beside: dict[str, Samples]) -> dict[str, Samples]:
+        """Stock options that are much faster now that the Program has ended than they were ``beside`` it: a flag, and
+        the calls that count instead. Nobody gains by slowing down what is measured beside."""
+        sound, evaluator = self.sound(stock), self.evaluator
+        for attempt in range(SLOWED_ATTEMPTS):
+            for each in sound:
+                each.samples = []
+            evaluator.time(sound, TimingPlan(SLOWED_CALLS, SLOWED_CALLS, 1e9), label=f"after{attempt}-")
+            sound = [
+                each
+                for each in self.sound(sound)
+                if evaluator.summary(each).median < SLOWED * evaluator.summarise(beside[each.subject.name]).median
+            ]
+            if not sound:
+                break
+        alone = {each.subject.name: each.samples for each in sound}
+        for each in stock:
+            each.samples = beside.get(each.subject.name, [])
+        if alone:
+            names = ", ".join(alone)
+            evidence = f"{names} ran much slower beside the Program than after its end; the times after it count"
+            self.findings.append(Finding(rule="slows_others", severity="flag", evidence=evidence))
+        return alone
 
     def checked(self, verdict: dict[str, Any], full: bool) -> None:
         """Take a verdict of the oracle on the Program in; Failure when it is bad."""
