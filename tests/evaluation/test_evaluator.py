@@ -212,3 +212,30 @@ def test_what_an_evaluation_traced_is_not_traced_again(evaluator: Evaluator, scr
     began = time.monotonic()
     assert evaluator.trace(NATIVE) is evaluator.trace(NATIVE)
     assert time.monotonic() - began < 0.5
+
+
+def test_a_stock_option_that_fails_is_left_out_and_named(evaluator: Evaluator) -> None:
+    task = make_task("""
+import sys
+class Model(nn.Module):
+    def forward(self, x):
+        if {"torch._inductor", "stitchcuda_stock"} <= set(sys.modules):
+            raise ValueError("not under a compiler")
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(8)]
+def get_init_inputs():
+    return []
+""")
+    plain = program("class ModelNew(nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n")
+    settings = SETTINGS.model_copy(update={"publish_processes": 1})
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=settings) as opened:
+        timings = opened.baselines()
+        evaluations = [opened.evaluate(plain, "screen"), opened.evaluate(plain, "publish")]
+    assert timings["eager"].n
+    assert timings["compile"].n == 0
+    assert "not under a compiler" in timings["compile"].note
+    for evaluation in evaluations:
+        assert evaluation.status == "correct", evaluation.message
+        assert set(evaluation.speedup) == {"eager", "over_best"}
+        assert "not under a compiler" in str(evaluation.provenance["baseline:compile"])
