@@ -139,7 +139,8 @@ class LlmVerifier:
             feedback = self._conversation.typed("verifier", verifier_prompt(request, routes), Feedback, check)
         except NoUsableAnswer:
             return plain_feedback(request)
-        return feedback.model_copy(update={"fingerprint": fingerprint(request.evaluation)})
+        cited = request.references.cited(feedback.citations) if request.references else []
+        return feedback.model_copy(update={"fingerprint": fingerprint(request.evaluation), "citations": cited})
 
 
 def allowed_routes(request: VerifyRequest) -> list[Route]:

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from stitchcuda.agents.feedback import Route
 from stitchcuda.agents.fingerprint import digest
 from stitchcuda.agents.plan import Step, TensorContract
+from stitchcuda.agents.references import References
 from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.program.model import MANIFEST, Program
@@ -26,6 +27,8 @@ SOURCE_LIMIT = 24_000
 """Characters of a task's source that are shown."""
 PROGRAM_LIMIT = 32_000
 """Characters of a program that are shown."""
+SHORT_SOURCE = 12_000
+"""Characters of a task's source that are shown beside a long program and long references."""
 
 Purpose = Literal["draft", "optimise", "repair"]
 
@@ -60,6 +63,7 @@ def planner_prompt(request: PlanRequest) -> Prompt:
         best_name=best,
         best_seconds=baselines[best],
         attempts=request.attempts,
+        references=request.references,
         source_limit=SOURCE_LIMIT,
     )
     instructions = _render(
@@ -90,7 +94,8 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         feedback=request.feedback,
         attempts=request.attempts,
         techniques=techniques(request.step, request.task.target.kind),
-        source_limit=SOURCE_LIMIT,
+        references=request.references,
+        source_limit=_source_room(shown, request.references),
     )
     instructions = _render(
         "coder_system.j2",
@@ -130,11 +135,18 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         best_speedup=request.best_speedup,
         last_step=request.last_step,
         attempts=request.attempts,
+        references=request.references,
         heading="The step that it implements",
         baselines={},
         source_limit=8_000,
     )
-    instructions = _render("verifier_system.j2", kind=request.task.target.kind, routes=routes, meanings=MEANINGS)
+    instructions = _render(
+        "verifier_system.j2",
+        kind=request.task.target.kind,
+        routes=routes,
+        meanings=MEANINGS,
+        cite=request.references is not None,
+    )
     return Prompt(instructions, message)
 
 
@@ -156,6 +168,13 @@ def techniques(step: Step, kind: str) -> list[str]:
     if kind == "cuda" and _OVERLAP.search(words):
         names.append("_technique_overlap.j2")
     return names
+
+
+def _source_room(program: Program | None, references: References | None) -> int:
+    """How much of a task's source is shown: less than usual only where program and references need the room."""
+    shown = min(PROGRAM_LIMIT, sum(map(len, program.files.values()))) if program else 0
+    beside = shown + (len(references.text) if references else 0)
+    return min(SOURCE_LIMIT, max(SHORT_SOURCE, SOURCE_LIMIT + PROGRAM_LIMIT - beside))
 
 
 def _number(steps: list[Step], step: Step) -> int:
@@ -188,6 +207,7 @@ def _environment() -> Environment:
         percent=lambda share: f"{100 * share:.1f} %",
         factor=lambda value: f"{value:.2f}x",
         short=_short,
+        quoted=lambda text: _quoted(text.replace(_KEPT_NEWLINE, " ")),
         fit=lambda text, limit: _quoted(fit(text, limit)),
         isa=_isa,
         listing=_listing,

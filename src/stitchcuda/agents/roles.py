@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.plan import Idea, Plan, Step
+from stitchcuda.agents.references import References
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -46,6 +47,7 @@ class PlanRequest(BaseModel):
     profile: Profile = Field(description="of the reference")
     baselines: dict[str, float] = Field(description="median seconds by baseline")
     attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
+    references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
 class CodeRequest(BaseModel):
@@ -65,6 +67,7 @@ class CodeRequest(BaseModel):
     evaluation: Evaluation | None = None
     attempts: list[Attempt] = Field(default_factory=list)
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
+    references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
 class VerifyRequest(BaseModel):
@@ -83,6 +86,7 @@ class VerifyRequest(BaseModel):
     best_speedup: float = Field(default=0.0, description="over_best of the run's best program so far")
     attempts: list[Attempt] = Field(default_factory=list)
     last_step: bool = Field(default=False, description="no step of the idea follows")
+    references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
 class Planner(Protocol):

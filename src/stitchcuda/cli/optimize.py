@@ -37,6 +37,9 @@ def optimize(
     repair_model: str | None = typer.Option(None, help="another model for repairs", rich_help_panel="Mind"),
     verifier_model: str | None = typer.Option(None, help="another model for the Verifier", rich_help_panel="Mind"),
     base_url: str | None = typer.Option(None, help="an OpenAI-compatible endpoint", rich_help_panel="Mind"),
+    knowledge: bool = typer.Option(
+        True, "--knowledge/--no-knowledge", help="look things up for the model", rich_help_panel="Mind"
+    ),
     budget: str = typer.Option("standard", help="preset: quick, standard or deep", rich_help_panel="Budget"),
     iterations: int | None = typer.Option(
         None, help="at most so many candidate programs, repairs not counted", rich_help_panel="Budget"
@@ -89,6 +92,7 @@ def optimize(
         repair_model=repair_model,
         verifier_model=verifier_model,
         base_url=base_url,
+        knowledge=knowledge,
         budget=budget,
         iterations=iterations,
         seconds=seconds,

@@ -59,3 +59,19 @@ def unique(queries: Iterable[str]) -> list[str]:
     """The queries that say something, cut to length, each once, at most ``MAX_QUERIES``."""
     cleaned = (" ".join(query.split())[:_LONGEST] for query in queries)
     return list(dict.fromkeys(q for q in cleaned if len(q) > 2))[:MAX_QUERIES]
+
+
+_ADVICE = {
+    "memory_bound": "memory bound kernel: coalesced vector loads, one pass over memory, fused elementwise chain",
+    "compute_bound": "compute bound kernel: tensor cores, tiling, register blocking, split precision",
+    "latency_bound": "latency bound kernel: occupancy, instruction-level parallelism, dependent loads",
+    "launch_bound": "many short kernels, gaps between launches: CUDA graph, fusion, persistent kernel",
+    "sync_bound": "synchronisation stalls the device: host waits, events, streams",
+    "copy_bound": "host to device copies dominate: pinned memory, overlap of copy and compute on streams",
+    "host_bound": "the host is slower than the device: launch overhead, CUDA graph, framework overhead",
+}
+
+
+def advice_on(bottleneck: str) -> str:
+    """A profile's label as a question for what helps against it; empty for a label that says nothing."""
+    return _ADVICE.get(bottleneck, "")

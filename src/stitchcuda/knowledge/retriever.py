@@ -65,6 +65,12 @@ class Retriever:
         """The index searched."""
         return self._searcher.store
 
+    def forget_vectors(self) -> bool:
+        """Search by words alone from now on; False where that is so already."""
+        had = self._searcher.embedder is not None
+        self._searcher = Searcher(self.store) if had else self._searcher
+        return had
+
     def retrieve(
         self,
         queries: Sequence[str],
@@ -72,18 +78,25 @@ class Retriever:
         arch: str | Sequence[str] = (),
         libraries: Sequence[str] | None = None,
         budget_tokens: int = 1500,
+        without_sources: Sequence[str] = (),
     ) -> list[Passage]:
         """Passages for all ``queries`` together, best first, without duplicates, within ``budget_tokens``.
 
         A passage that several queries find comes earlier (reciprocal-rank fusion over the queries, the first query
-        leading on ties). At most three passages come from one document.
+        leading on ties). At most three passages come from one document. ``without_sources``: see ``Searcher.search``.
         """
         if not self.enabled or budget_tokens <= 0:
             return []
         wanted = [arch] if isinstance(arch, str) and arch else list(arch)
         merged: dict[int, tuple[float, Passage]] = {}
         for query in queries:
-            found = self._searcher.search(query[:2000], limit=PER_QUERY, arch=wanted, libraries=libraries or ())
+            found = self._searcher.search(
+                query[:2000],
+                limit=PER_QUERY,
+                arch=wanted,
+                libraries=libraries or (),
+                without_sources=without_sources,
+            )
             for rank, passage in enumerate(found):
                 score = merged.get(passage.chunk_id, (0.0, passage))[0] + 1 / (_RRF + rank + 1)
                 merged[passage.chunk_id] = (score, passage)

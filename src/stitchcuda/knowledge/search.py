@@ -87,12 +87,13 @@ class Searcher:
         libraries: Sequence[str] = (),
         kinds: Sequence[str] = (),
         exclude: Iterable[int] = (),
+        without_sources: Sequence[str] = (),
     ) -> list[Passage]:
         """The best passages for ``query``, best first.
 
         ``arch`` keeps passages that hold for one of these architectures (or for all), ``libraries`` those about one
-        of them, ``kinds`` those of these kinds; ``exclude`` leaves out chunks by id. Raises ValueError for an
-        unknown architecture.
+        of them, ``kinds`` those of these kinds; ``exclude`` leaves out chunks by id, ``without_sources`` whole
+        sources by their URI, or by its beginning where it ends in ``*``. Raises ValueError for an unknown architecture.
         """
         query = query[:_LONGEST_QUERY]
         total, mean_length = self._totals()
@@ -102,12 +103,12 @@ class Searcher:
         if allowed is not None and not allowed:
             return []
         banned = frozenset(exclude)
-        lexical = self._lexical(query, total, mean_length, allowed, tuple(kinds), banned)
-        if self.embedder is None:
-            ranked = lexical[:limit]
-        else:
-            ranked = self._fused(query, lexical, allowed, tuple(kinds), banned)[:limit]
-        return self.passages(ranked)
+        if not kinds:  # snippets come by operators and shapes alone, where what is excluded is known
+            banned |= {row[0] for row in self.store.connection.execute("SELECT chunk FROM snippets")}
+        where = self._where(allowed, kinds, self._source_ids(without_sources))
+        lexical = self._lexical(query, total, mean_length, where, banned)
+        ranked = lexical if self.embedder is None else self._fused(query, lexical, where, banned)
+        return self.passages(ranked[:limit])
 
     def _totals(self) -> tuple[int, float]:
         generation = self.store.generation()
@@ -129,14 +130,26 @@ class Searcher:
             if (not wanted or arch_fits(have.split(), wanted)) and (not names or names & set(libs.split()))
         ]
 
+    def _source_ids(self, patterns: Sequence[str]) -> list[int]:
+        """Ids of the sources that ``patterns`` name."""
+        if not patterns:
+            return []
+        whole = {pattern for pattern in patterns if not pattern.endswith("*")}
+        beginnings = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
+        rows = self.store.connection.execute("SELECT id, uri FROM sources")
+        return [i for i, uri in rows if uri in whole or uri.startswith(beginnings)]
+
     @staticmethod
-    def _where(allowed: list[int] | None, kinds: tuple[str, ...]) -> str:
+    def _where(allowed: list[int] | None, kinds: Sequence[str], without: list[int]) -> str:
         """SQL on chunks ``c``, empty without filters; the values are ours, never the user's."""
         clauses = []
         if allowed is not None:
             clauses.append(f"c.tagset IN ({','.join(map(str, allowed))})")
         if kinds:
             clauses.append(f"c.kind IN ({','.join(repr(k) for k in kinds if k.isalpha())})")
+        if without:
+            ids = ",".join(map(str, without))
+            clauses.append(f"c.document IN (SELECT id FROM documents WHERE source NOT IN ({ids}))")
         return " AND ".join(clauses)
 
     # -- lexical
@@ -146,8 +159,7 @@ class Searcher:
         query: str,
         total: int,
         mean: float,
-        allowed: list[int] | None,
-        kinds: tuple[str, ...],
+        where: str,
         banned: frozenset[int],
     ) -> list[tuple[int, float]]:
         weights = query_tokens(query)
@@ -155,15 +167,12 @@ class Searcher:
         idf = {t: math.log(1 + (total - n + 0.5) / (n + 0.5)) for t, n in counts.items() if n > 0}
         terms = sorted(idf, key=lambda t: -idf[t] * weights[t])[:MAX_TERMS]
         symbols = query_symbols(query)
-        where = self._where(allowed, kinds)
         candidates: dict[int, None] = {}
         for row in self._by_symbol(symbols, where):
             candidates[row] = None
         for expression, ranked in self._expressions(terms, weights, counts):
             for row in self._by_text(expression, where, ranked=ranked):
                 candidates[row] = None
-        if not kinds:
-            banned |= {row[0] for row in self.store.connection.execute("SELECT chunk FROM snippets")}
         kept = [c for c in candidates if c not in banned][: 3 * CANDIDATES]
         return self._score(kept, {t: weights[t] * idf[t] for t in terms}, symbols, idf, total, mean)
 
@@ -276,8 +285,7 @@ class Searcher:
         self,
         query: str,
         lexical: list[tuple[int, float]],
-        allowed: list[int] | None,
-        kinds: tuple[str, ...],
+        where: str,
         banned: frozenset[int],
     ) -> list[tuple[int, float]]:
         from stitchcuda.knowledge.embedding import VectorCache
@@ -288,8 +296,8 @@ class Searcher:
         nearest = self._vectors.nearest(query, CANDIDATES)
         if nearest:
             marks = ",".join(str(chunk) for chunk, _ in nearest)
-            sql = f"SELECT c.id FROM chunks c WHERE c.id IN ({marks}) AND "
-            sql += self._where(allowed, kinds) or "c.kind <> 'snippet'"
+            sql = f"SELECT c.id FROM chunks c WHERE c.id IN ({marks})"
+            sql += f" AND {where}" if where else ""
             passing = {row[0] for row in self.store.connection.execute(sql)} - banned
             nearest = [item for item in nearest if item[0] in passing]
         fused: dict[int, float] = {}

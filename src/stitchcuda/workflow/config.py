@@ -46,6 +46,8 @@ class RunConfig(BaseModel):
     verifier_model: str | None = Field(default=None, description="another model for the Verifier")
     base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint")
 
+    knowledge: bool = Field(default=True, description="look things up in the knowledge base for the model")
+
     budget: BudgetName = Field(default="standard", description="preset of the four limits below")
     iterations: int | None = Field(default=None, ge=1, description="candidate programs, repairs not counted")
     seconds: float | None = Field(default=None, gt=0, description="wall time, seconds")

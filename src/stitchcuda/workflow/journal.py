@@ -34,6 +34,8 @@ from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
 NAME = "journal.jsonl"
 LOCK = "lock"
 REPLY = "reply"
+REFERENCES = "references"
+"""The kind of effect that comes before a role's requests in one node, instead of after them."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -292,7 +294,7 @@ class Journal:
 
     def spent(self) -> Spend:
         """What went to effects that are journaled whole: their requests will not be seen again by this process."""
-        whole = {effect.node for effect in self._effects}
+        whole = {effect.node for effect in self._effects if effect.kind != REFERENCES}
         replies = [reply for key, reply in self._replies.items() if key.node in whole]
         return Spend(
             requests=len(replies),

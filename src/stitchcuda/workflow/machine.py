@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.lookup import Asked, Librarian
 from stitchcuda.agents.plan import Plan
+from stitchcuda.agents.references import References
 from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, PlanRequest, VerifyRequest
 from stitchcuda.errors import BudgetExceeded, InfrastructureError, ProgramError
 from stitchcuda.evaluation.model import Evaluation, Tier
@@ -36,7 +38,7 @@ from stitchcuda.workflow.effects import (
     Stocked,
 )
 from stitchcuda.workflow.folder import RunFolder
-from stitchcuda.workflow.journal import Journal
+from stitchcuda.workflow.journal import REFERENCES, Journal
 from stitchcuda.workflow.result import NOISE, Best, Result
 from stitchcuda.workflow.search import Branch, Search, Trial, fingerprint, shown
 from stitchcuda.workflow.states import TITLES, TRANSITIONS, State
@@ -68,6 +70,7 @@ class Machine:
         mind: Mind,
         sink: events.EventSink,
         approve: Approval,
+        librarian: Librarian | None = None,
         base: Program | None = None,
         more: Limits | None = None,
     ) -> None:
@@ -81,6 +84,7 @@ class Machine:
         self.mind = mind
         self.sink = sink
         self.approve = approve
+        self.librarian = librarian
         self.start_program = base
         self.more = more
         self.state = State.PREPARE
@@ -99,6 +103,7 @@ class Machine:
         self._program: Program | None = None
         self._trial: Trial | None = None
         self._problem = ""
+        self._problems_told: set[str] = set()
         self._confirmed: tuple[Trial, Evaluation] | None = None
 
     # The machine.
@@ -209,6 +214,7 @@ class Machine:
             baselines=self.stock,
             attempts=shown(self.attempts),
         )
+        request = self._informed(request)
 
         def produce() -> Planned:
             try:
@@ -277,6 +283,7 @@ class Machine:
             evaluation=branch.evaluation,
             attempts=shown(self.attempts),
         )
+        request = self._informed(request)
         number = self._number + 1
 
         def produce() -> Coded:
@@ -360,6 +367,7 @@ class Machine:
             attempts=shown(self.attempts),
             last_step=branch.step_index + 1 == len(branch.idea.steps),
         )
+        request = self._informed(request)
 
         def produce() -> Judged:
             try:
@@ -424,6 +432,17 @@ class Machine:
         return State.DONE
 
     # Effects and bookkeeping that several states share.
+
+    def _informed(self, request: Asked) -> Asked:
+        """The request with what was looked up for it; as it is where nothing is looked up."""
+        librarian = self.librarian
+        if librarian is None:
+            return request
+        found = self.journal.effect(REFERENCES, References, lambda: librarian.look_up(request))
+        if found.problem and found.problem not in self._problems_told:
+            self._problems_told.add(found.problem)
+            self.sink.emit(events.Notice(f"Knowledge: {found.problem}", self.journal.replaying))
+        return request.model_copy(update={"references": found})
 
     def _measured(self, program: Program, tier: Tier, *, anew: bool = False) -> Evaluation:
         """Evaluate; the machine's own failures are tried once more and are never put on the Program."""

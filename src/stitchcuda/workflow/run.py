@@ -12,6 +12,7 @@ from types import FrameType
 from typing import NoReturn
 
 from stitchcuda import __version__
+from stitchcuda.agents.lookup import Librarian, Library
 from stitchcuda.agents.roles import Mind
 from stitchcuda.errors import RunError, StitchError, TaskError
 from stitchcuda.hardware.model import Device
@@ -57,11 +58,13 @@ def optimize(
     ask: Ask = later,
     mind: Mind | None = None,
     bench: Bench | None = None,
+    librarian: Librarian | None = None,
 ) -> Result:
     """Start a run in a new folder under ``runs`` and take it to its end.
 
-    ``mind`` and ``bench`` replace what ``config`` names. Raises StitchError for what cannot be used, and leaves
-    no folder then; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be resumed.
+    ``mind``, ``bench`` and ``librarian`` replace what ``config`` names. Raises StitchError for what cannot be used,
+    and leaves no folder then; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be
+    resumed.
     """
     created = _create(config)
     folder = RunFolder.new(runs, created.task, config)
@@ -72,7 +75,7 @@ def optimize(
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
         try:
-            return _drive(folder, journal, created, False, events, ask, mind, bench)
+            return _drive(folder, journal, created, False, events, ask, mind, bench, librarian)
         except TaskError:
             if journal.last("prepared") is None:  # its source is part of the run, so resuming would not help
                 shutil.rmtree(folder.path, ignore_errors=True)
@@ -87,6 +90,7 @@ def resume(
     ask: Ask = later,
     mind: Mind | None = None,
     bench: Bench | None = None,
+    librarian: Librarian | None = None,
 ) -> Result:
     """Go on with a run where its journal ends; a finished one gives its result again.
 
@@ -105,7 +109,7 @@ def resume(
         limits = _limits(config, journal)
         raised = limits.model_copy(update=more) if more else None
         mind = mind or make_mind(config, journal, events, raised or limits)
-        return _drive(folder, journal, created, True, events, ask, mind, bench, raised)
+        return _drive(folder, journal, created, True, events, ask, mind, bench, librarian, raised)
 
 
 def _limits(config: RunConfig, journal: Journal) -> Limits:
@@ -176,6 +180,7 @@ def _drive(
     ask: Ask,
     mind: Mind,
     bench: Bench | None,
+    librarian: Librarian | None,
     more: Limits | None = None,
 ) -> Result:
     """Run the machine over the journal, with signals turned into an orderly stop."""
@@ -196,6 +201,10 @@ def _drive(
         sink.emit(events.RunStarted(folder.path, begun.task, mind.name, resumed))
         if bench is None:
             bench = stack.enter_context(LocalBench(data_folder()))
+        if config.free or not begun.config.get("knowledge"):
+            librarian = None
+        elif librarian is None:
+            librarian = stack.enter_context(Library())
         machine = Machine(
             config,
             begun.task,
@@ -206,6 +215,7 @@ def _drive(
             mind=mind,
             sink=sink,
             approve=approval(folder, resumed=resumed, ask=ask),
+            librarian=librarian,
             base=begun.base,
             more=more,
         )
