@@ -53,6 +53,16 @@ def test_a_residual_network_in_eval_mode(cache: Path) -> None:
         assert all(value.is_contiguous() for value in new(*reference.inputs(seed=1)))
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_layers_over_one_input_become_one_product(cache: Path, bias: bool) -> None:
+    init = f"self.gate, self.up = nn.Linear(6, 10, bias={bias}), nn.Linear(6, 10, bias={bias})"
+    forward = "return F.silu(self.gate(a)) * self.up(a)"
+    task = make_task(model_source(forward, [(2, 5, 6)], init))
+    program = written(task, RECIPES)
+    assert program.files["program.py"].count("_linear_pointwise.default(") == 1
+    assert_accurate(task, program, cache)
+
+
 def test_train_mode_keeps_its_statistics(cache: Path) -> None:
     task = make_task(model_source("return self.norm(self.one(a))", [(2, 4, 9, 10)], RESIDUAL), mode="train")
     program = written(task, RECIPES)

@@ -56,11 +56,36 @@ class Prepacked(Recipe):
         fixed = fixed_nodes(rewriter)
         layers = [node for node in rewriter.graph.nodes if _is_convolution(node, fixed) or _is_linear(node, fixed)]
         laid: dict[fx.Node, fx.Node] = {}
+        for siblings in _siblings(rewriter, layers):
+            layers = [node for node in layers if node not in siblings]
+            layers.append(self._joint(rewriter, siblings))
         for node in layers:
             if op_name(node) == "linear":
                 self._linear(rewriter, node)
             else:
                 self._convolution(rewriter, node, laid)
+
+    def _joint(self, rewriter: Rewriter, siblings: list[fx.Node]) -> fx.Node:
+        """One layer with all their columns; each reads its slice."""
+        first = siblings[0]
+        weight = rewriter.aten(aten.cat.default, [node.args[1] for node in siblings], before=first)
+        biases = [node.args[2] for node in siblings if len(node.args) > 2 and node.args[2] is not None]
+        bias = rewriter.aten(aten.cat.default, biases, before=first) if biases else None
+        joint = rewriter.aten(aten.linear.default, first.args[0], weight, bias, before=first)
+        start = 0
+        for node in siblings:
+            value = tensor(node)
+            assert value is not None
+            end = start + value.shape[-1]
+            part = rewriter.aten(aten.slice.Tensor, joint, value.dim() - 1, start, end, before=first)
+            node.replace_all_uses_with(part)
+            start = end
+        for node in siblings:
+            rewriter.graph.erase_node(node)
+        seconds = (len(siblings) - 1) * rewriter.launch_seconds
+        what = "linear layers over one input as one product"
+        rewriter.add_gain(Gain(self.name, what, seconds, len(siblings) - 1, operators=("linear",) * len(siblings)))
+        return joint
 
     def _linear(self, rewriter: Rewriter, node: fx.Node) -> None:
         fused = _activation(rewriter, node)
@@ -167,6 +192,17 @@ def _is_convolution(node: fx.Node, fixed: set[fx.Node]) -> bool:
         return False
     x, out = tensor(node.args[0]), tensor(node)
     return x is not None and out is not None and x.dim() == 4 and x.numel() > 0 and _is_state(node, fixed)
+
+
+def _siblings(rewriter: Rewriter, layers: list[fx.Node]) -> list[list[fx.Node]]:
+    """Linear layers over one input, with or without biases alike, that only kernels read: those take slices."""
+    groups: dict[tuple[Any, ...], list[fx.Node]] = {}
+    for node in layers:
+        kernels = all(is_pointwise(user, rewriter.target) for user in node.users)
+        if op_name(node) == "linear" and kernels:
+            biased = len(node.args) > 2 and node.args[2] is not None
+            groups.setdefault((node.args[0], biased, node.meta.get("segment", 0)), []).append(node)
+    return [group for group in groups.values() if len(group) > 1]
 
 
 def _is_state(node: fx.Node, fixed: set[fx.Node]) -> bool:
