@@ -42,13 +42,13 @@ def _load() -> ModuleType:
 kernel = _load()
 
 TILINGS = {
-    "cluster_2_round_4": kernel.Tiling(wgmma=True, stages=3, cluster=2),
+    "cluster_2": kernel.Tiling(wgmma=True, stages=3, cluster=2),
+    "cluster_2_round_4": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=4),
     "cluster_2_round_8": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=8),
-    "cluster_2_round_1": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=1),
+    "cluster_2_round_4_stream": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=4, stream=True),
+    "cluster_2_round_4_k32": kernel.Tiling(wgmma=True, stages=7, k_tile=32, cluster=2, round=4),
+    "cluster_1_round_4": kernel.Tiling(wgmma=True, stages=3, round=4),
     "cluster_2_round_2": kernel.Tiling(wgmma=True, stages=3, cluster=2, round=2),
-    "cluster_2_round_4_k32": kernel.Tiling(wgmma=True, stages=7, k_tile=32, cluster=2),
-    "cluster_1_round_4": kernel.Tiling(wgmma=True, stages=3),
-    "cluster_2_round_4_no_hint": kernel.Tiling(wgmma=True, stages=3, cluster=2, stream=False),
 }
 SMALL = [
     (128, 256, 1024, 1),

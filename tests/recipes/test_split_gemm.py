@@ -27,8 +27,8 @@ from tests.recipes.emulation import compiles, emulate, gpu, load_emulated, needs
 TILINGS = {
     "mma": Tiling(wgmma=False, stages=3, k_tile=32),
     "mma wide": Tiling(wgmma=False, stages=3, k_tile=64, promote=128),
-    "wgmma": Tiling(wgmma=True, stages=2, round=2),
-    "wgmma narrow": Tiling(wgmma=True, stages=3, k_tile=32, round=4, stream=False),
+    "wgmma": Tiling(wgmma=True, stages=2),
+    "wgmma narrow": Tiling(wgmma=True, stages=3, k_tile=32, round=4, stream=True),
     "cluster": Tiling(wgmma=True, stages=3, cluster=2, round=2),
 }
 

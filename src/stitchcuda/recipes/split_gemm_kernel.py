@@ -33,9 +33,9 @@ class Tiling:
     """Columns summed by mma.sync before an addition that rounds; a multiple of ``k_tile``. wgmma adds every tile."""
     cluster: int = 1
     """Blocks that share their tile of x: 1, 2 or 4; wgmma only."""
-    round: int = 4
+    round: int = 1
     """Tiles of K between drains of the tensor cores' queue; wgmma only."""
-    stream: bool = True
+    stream: bool = False
     """Weights that are read once leave L2 first; wgmma only."""
 
     @property

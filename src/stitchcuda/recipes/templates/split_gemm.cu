@@ -286,8 +286,9 @@ static __device__ __forceinline__ void wgmma(float (&d)[64], uint64_t a, uint64_
 }
 #endif
 
-constexpr int CONSUMERS = 256;             // two warpgroups, 64 rows of x each
-constexpr int THREADS = CONSUMERS + 128;   // and one whose first thread copies
+constexpr int CONSUMERS = 256;  // two warpgroups, 64 rows of x each,
+// and a warp that copies; a whole warpgroup of it where the others need its registers
+constexpr int THREADS = CONSUMERS + (ROUND > 1 ? 128 : 32);
 constexpr int SHARED_BYTES = 1024 + STAGES * STAGE_BYTES + 2 * STAGES * 8;
 constexpr int SLICE_BYTES = 2 * PLANE_BYTES / CLUSTER;  // of x's tile, that one block of a cluster copies to all
 
@@ -364,7 +365,7 @@ static __global__ void __launch_bounds__(THREADS, 1) split_multiply(const Gemm p
   if (CLUSTER > 1) cluster_sync();
   else __syncthreads();
   if (warp >= CONSUMERS / 32) {
-    fewer_registers<24>();
+    if (ROUND > 1) fewer_registers<24>();
     if (threadIdx.x == CONSUMERS) {
       const int b_tiles = (p.n + TILE - 1) / TILE;
       const int b_tile = (int)blockIdx.y < b_tiles ? (int)blockIdx.y : b_tiles - 1;
@@ -385,7 +386,7 @@ static __global__ void __launch_bounds__(THREADS, 1) split_multiply(const Gemm p
       }
     }
   } else {
-    more_registers<240>();
+    if (ROUND > 1) more_registers<240>();
     const int group = warp / 4;
     float sum[64], part[2][64];
 #pragma unroll
