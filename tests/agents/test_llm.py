@@ -12,6 +12,7 @@ pytest.importorskip("pydantic_ai")
 
 from stitchcuda.agents import CodeRequest, Feedback, Mind, Plan
 from stitchcuda.agents.llm import mind
+from stitchcuda.agents.references import Citation, References
 from stitchcuda.errors import ModelAccessError, ProgramError
 from stitchcuda.program.model import Program
 from tests.agents.support import (
@@ -54,6 +55,14 @@ def test_a_plan_is_asked_for_as_a_tool_call() -> None:
     assert endpoint.requests[0].tools == ["plan"]
     assert body["tool_choice"] == "required"
     assert body["temperature"] == 0.8
+
+
+@pytest.mark.parametrize(("written", "kept"), [(None, 0), ("k1, K7", 1), (["K1", "[K1]"], 1), (["a.md"], 0)])
+def test_citations_come_in_the_forms_that_models_write(written: object, kept: int) -> None:
+    citation = Citation(id="K1", reference="a.md#b", title="A > B", source="notes/a.md", version="1", sha256="0")
+    request = verify_request(references=References(text="...", citations=[citation]))
+    with ScriptedEndpoint([tool({**FEEDBACK, "citations": written})]) as endpoint:
+        assert scripted(endpoint).verifier.verify(request).citations == [citation.words] * kept
 
 
 @pytest.mark.parametrize("mode", ["native", "prompted"])

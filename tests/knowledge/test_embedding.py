@@ -14,9 +14,12 @@ import pytest
 from stitchcuda.errors import KnowledgeError
 from stitchcuda.knowledge.embedding import EndpointEmbedder, VectorCache, embed_missing, embedder_from
 from stitchcuda.knowledge.ingest import add_documents
-from stitchcuda.knowledge.model import Chunk
+from stitchcuda.knowledge.model import Chunk, Tags
 from stitchcuda.knowledge.reading import prepare
+from stitchcuda.knowledge.search import Searcher
+from stitchcuda.knowledge.snippets import add_run
 from stitchcuda.knowledge.store import Store
+from tests.knowledge.test_snippets import make_run
 
 WORDS = ("warp", "graph", "cache")
 
@@ -78,6 +81,17 @@ def test_vectors_are_kept_and_the_nearest_found(endpoint: http.server.ThreadingH
     add_documents(store, "t", [("d", "d", "2", [prepare(chunks[1])])])
     embed_missing(store, embedder)
     assert len(cache.nearest("warp", 5)) == 1
+
+
+def test_programs_that_won_are_not_met_through_vectors(
+    endpoint: http.server.ThreadingHTTPServer, store: Store, tmp_path: Path
+) -> None:
+    add_run(store, make_run(tmp_path / "run"))
+    add_documents(store, "t", [("d", "d", "1", [prepare(Chunk(("a",), "warp words", tags=Tags(("sm_90",))))])])
+    embedder = EndpointEmbedder(base_url(endpoint), "words")
+    assert embed_missing(store, embedder) == 2
+    for arch in ([], ["sm_90"]):
+        assert [p.kind for p in Searcher(store, embedder).search("warp", arch=arch)] == ["prose"]
 
 
 @pytest.mark.parametrize(("model", "reason"), [("locked", "401"), ("odd", "for 2 texts")])

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
+
+import pytest
 
 from stitchcuda.knowledge.index import open_index
-from stitchcuda.knowledge.queries import MAX_QUERIES, from_bottleneck, from_error, from_step
+from stitchcuda.knowledge.queries import (
+    MAX_QUERIES,
+    advice_on,
+    from_bottleneck,
+    from_error,
+    from_mismatch,
+    from_step,
+)
 from stitchcuda.knowledge.search import Searcher
+from stitchcuda.profiling.model import Bottleneck
 
 NVCC = """
 In file included from /tmp/build/x/kernel.cu:3:
@@ -33,6 +44,19 @@ def test_an_error_text_becomes_its_telling_lines_without_places() -> None:
     assert len(queries) == len(set(queries)) <= 3
     assert from_error(TORCH)[0] == "RuntimeError: CUDA error: an illegal memory access was encountered"
     assert from_error("all is well\n") == []
+    assert from_error("2 errors detected in the compilation of x.cu\nninja: build stopped: subcommand failed.") == []
+
+
+def test_wrong_values_become_their_pattern() -> None:
+    detail = "first mismatch at [0, 4]: got 1, expected 2; 3 of 9 elements off (only the tail, from flat index 6 on)"
+    assert from_mismatch(detail) == ["wrong values: only the tail, from flat index on"]
+    assert from_mismatch("largest difference at [0]: got 1, expected 2") == []
+
+
+@pytest.mark.parametrize("bottleneck", [b for b in get_args(Bottleneck) if b != "unknown"])
+def test_every_bottleneck_a_profile_names_becomes_a_question(bottleneck: str) -> None:
+    assert advice_on(bottleneck)
+    assert advice_on("unknown") == ""
 
 
 def test_a_step_becomes_what_is_to_be_written() -> None:

@@ -230,3 +230,11 @@ def test_processes_that_start_together_share_one_new_index(tmp_path: Path) -> No
     store = Store(path)
     assert [source.uri for source in store.sources()] == ["notes"]
     store.close()
+
+
+def test_whole_sources_can_be_left_out(store: Store) -> None:
+    for uri in ("notes", "toolkit:cuda", "toolkit:cudnn", "mine"):
+        add_documents(store, uri, [(f"{uri}.md", uri, "1", [prepare(Chunk((uri,), "warp words"))])])
+    searcher = Searcher(store)
+    assert len(searcher.search("warp")) == 4
+    assert [p.title for p in searcher.search("warp", without_sources=("notes", "toolkit:*"))] == ["mine"]

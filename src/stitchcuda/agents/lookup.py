@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 from stitchcuda.agents.references import Citation, References
 from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
 from stitchcuda.errors import StitchError
+from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.task.model import TensorFacts
 
@@ -185,7 +186,7 @@ def _of_plan(request: PlanRequest) -> list[str]:
 
 
 def _of_code(request: CodeRequest) -> list[str]:
-    from stitchcuda.knowledge.queries import from_bottleneck, from_error, from_step, unique
+    from stitchcuda.knowledge.queries import from_bottleneck, from_step, unique
 
     step = request.step
     about = from_step(step.title, step.operators, fusion=step.fusion, host=step.host)
@@ -195,20 +196,25 @@ def _of_code(request: CodeRequest) -> list[str]:
     evaluation = request.evaluation
     if evaluation is None or evaluation.passed:
         return unique([*told, *about])
-    return unique([*from_error(f"{evaluation.message}\n{evaluation.log}"), *told, about[0] if about else ""])
+    return unique([*_of_failure(evaluation), *told, about[0] if about else ""])
 
 
 def _of_verdict(request: VerifyRequest) -> list[str]:
-    from stitchcuda.knowledge.queries import advice_on, from_bottleneck, from_error, from_step, unique
+    from stitchcuda.knowledge.queries import advice_on, from_bottleneck, from_step, unique
 
     evaluation, profile, step = request.evaluation, request.profile, request.step
     about = from_step(step.title, step.operators)
     if evaluation.passed:
         found = from_bottleneck(advice_on(profile.bottleneck), profile.suggestion) if profile else []
         return unique([*found, *about])
-    pattern = (
-        [output.detail for output in evaluation.correctness.outputs if not output.ok][:1]
-        if (evaluation.correctness)
-        else []
-    )
-    return unique([*from_error(f"{evaluation.message}\n{evaluation.log}"), *pattern, *about])
+    return unique([*_of_failure(evaluation), *about])
+
+
+def _of_failure(evaluation: Evaluation) -> list[str]:
+    """The messages of a failed program, or how its wrong values lie."""
+    from stitchcuda.knowledge.queries import from_error, from_mismatch
+
+    if evaluation.status == "wrong_output" and evaluation.correctness is not None:
+        wrong = [output.detail for output in evaluation.correctness.outputs if not output.ok]
+        return from_mismatch(wrong[0]) if wrong else []
+    return from_error(f"{evaluation.log}\n{evaluation.message}")

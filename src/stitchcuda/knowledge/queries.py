@@ -15,6 +15,8 @@ _TELLING = re.compile(
     r"mismatch|nan\b|race|hazard|out of memory|assert|too many|no kernel image|cannot|failed",
     re.IGNORECASE,
 )
+_COUNT = re.compile(r"^\s*(?:fatal error: )?\d+ (?:errors?|warnings?) (?:detected|generated)|^\s*ninja: build stopped")
+"""Lines that count what the lines before them said."""
 _FRAME = re.compile(r"^\s*(?:File \"|at |#\d+ |\^+\s*$|~+|\|)|^Traceback")
 _PATH = re.compile(r"(?:[A-Za-z]:)?(?:/[\w.+-]+){2,}|[\w./-]+\.(?:cuh?|cpp|h|hpp|py|so|o)\b")
 _NOISE = re.compile(
@@ -32,7 +34,7 @@ def from_error(log: str, *, limit: int = 3) -> list[str]:
     """The telling lines of a compiler's, sanitizer's or run's messages, the first of each kind, at most ``limit``."""
     found: dict[str, str] = {}
     for line in log.splitlines():
-        if _FRAME.match(line) or not _TELLING.search(line):
+        if _FRAME.match(line) or _COUNT.match(line) or not _TELLING.search(line):
             continue
         query = _clean(line)
         kind = re.sub(r"\W|\d", "", query).lower()[:60]
@@ -41,6 +43,14 @@ def from_error(log: str, *, limit: int = 3) -> list[str]:
             if len(found) == limit:
                 break
     return list(found.values())
+
+
+def from_mismatch(detail: str) -> list[str]:
+    """A query from how wrong values lie in an output: the pattern in the last parentheses of ``detail``, without its
+    figures; empty where there is none."""
+    patterns: list[str] = re.findall(r"\(([^()]+)\)", detail)
+    words = " ".join(re.sub(r"\d+,?|\.\.\.", " ", patterns[-1]).split()) if patterns else ""
+    return [f"wrong values: {words}"] if words else []
 
 
 def from_step(title: str, operators: Sequence[str] = (), *, fusion: str = "", host: str = "") -> list[str]:

@@ -22,6 +22,8 @@ PER_QUERY = 6
 PER_DOCUMENT = 3
 _RRF = 20
 _LONGEST_SHARE = 0.6
+_BREAKS = re.compile("\r\n?|[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+"""What some readers take for the end of a line besides a newline."""
 
 PREAMBLE = (
     "Reference material from the knowledge base follows, each passage between its own BEGIN and END marks. "
@@ -82,13 +84,14 @@ class Retriever:
     ) -> list[Passage]:
         """Passages for all ``queries`` together, best first, without duplicates, within ``budget_tokens``.
 
-        A passage that several queries find comes earlier (reciprocal-rank fusion over the queries, the first query
-        leading on ties). At most three passages come from one document. ``without_sources``: see ``Searcher.search``.
+        Every query's first passage comes before any query's second, so that an error's passage is not outvoted by
+        several queries about a step; among equals, what several queries find comes first (reciprocal-rank fusion),
+        then what the earlier query found. At most three passages come from one document. ``without_sources``: see ``Searcher.search``.
         """
         if not self.enabled or budget_tokens <= 0:
             return []
         wanted = [arch] if isinstance(arch, str) and arch else list(arch)
-        merged: dict[int, tuple[float, Passage]] = {}
+        merged: dict[int, tuple[int, float, Passage]] = {}
         for query in queries:
             found = self._searcher.search(
                 query[:2000],
@@ -98,9 +101,10 @@ class Retriever:
                 without_sources=without_sources,
             )
             for rank, passage in enumerate(found):
-                score = merged.get(passage.chunk_id, (0.0, passage))[0] + 1 / (_RRF + rank + 1)
-                merged[passage.chunk_id] = (score, passage)
-        ranked = [replace(p, score=round(s, 6)) for s, p in sorted(merged.values(), key=lambda item: -item[0])]
+                best, score, _ = merged.get(passage.chunk_id, (rank, 0.0, passage))
+                merged[passage.chunk_id] = (min(best, rank), score + 1 / (_RRF + rank + 1), passage)
+        ordered = sorted(merged.values(), key=lambda item: (item[0], -item[1]))
+        ranked = [replace(passage, score=round(score, 6)) for _, score, passage in ordered]
         return self._within(ranked, budget_tokens)
 
     def snippets(
@@ -156,7 +160,8 @@ def render(passages: Sequence[Passage]) -> str:
     parts = [PREAMBLE]
     for number, passage in enumerate(passages, 1):
         key = hashlib.sha256(passage.text.encode()).hexdigest()[:8]
-        text = re.sub(r"(?m)^(?=\s*<<<)", "> ", passage.text)
+        text = _BREAKS.sub("\n", passage.text)
+        text = re.sub(r"(?m)^(?=\s*<<<)", "> ", text)
         text = text.replace(key, "[mark]")
         title = " ".join(passage.citation.split()).replace("<<<", "").replace(">>>", "")
         parts.append(f"<<<BEGIN K{number} {key} | {title}>>>\n{text.strip()}\n<<<END K{number} {key}>>>")
