@@ -32,6 +32,11 @@ def test_an_estimate_grows_with_the_budget_and_names_the_limit() -> None:
     assert "stops at $0.50" in quick.sentence
 
 
+def test_an_estimate_counts_what_is_looked_up() -> None:
+    plain, more = (estimate("openai:m", PRESETS["quick"], reference_tokens=tokens) for tokens in (0, 1_500))
+    assert more.input_tokens - plain.input_tokens == 1_500 * plain.requests
+
+
 def test_an_estimate_without_a_price_says_which_model_has_none() -> None:
     cost = estimate("openai:my-own-model", PRESETS["quick"], limits=Limits(tokens=1000))
     assert cost.usd is None

@@ -205,7 +205,9 @@ def test_a_document_that_gives_orders_changes_nothing_and_stays_inside_its_fence
 
 def split_at_marks(message: str) -> tuple[str, str]:
     """A message's lines outside and inside of the fences, as a reader who knows the marks' form sees them."""
-    outside, inside, key = [], [], ""
+    outside: list[str] = []
+    inside: list[str] = []
+    key = ""
     for line in message.splitlines():
         if opened := re.fullmatch(r"<<<BEGIN K\d+ (\w{8}) \| .*>>>", line):
             assert not key, "a fence opens inside another"

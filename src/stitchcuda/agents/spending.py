@@ -142,11 +142,13 @@ def estimate(
     settings: MindSettings | None = None,
     limits: Limits | None = None,
     source_characters: int = 4_000,
+    reference_tokens: int = 0,
 ) -> Estimate:
     """What a run within ``budget`` would cost at most, by prompt sizes times planned requests.
 
     Planned: a Plan and a replan for every 12 candidates, one Coder and one Verifier request for each candidate,
-    and a repair with its Verifier request for seven of ten. ``source_characters`` is the task's length.
+    and a repair with its Verifier request for seven of ten. ``source_characters`` is the task's length,
+    ``reference_tokens`` what each request shows of what was looked up.
     """
     settings = settings or MindSettings()
     repairs = round(0.7 * budget.candidates) if budget.repairs else 0
@@ -157,11 +159,12 @@ def estimate(
         "verifier": budget.candidates + repairs,
     }
     more = int(max(0, source_characters - 4_000) / CHARACTERS_PER_TOKEN)
+    shown = more + reference_tokens
     tokens_in = tokens_out = 0
     dollars, unknown = 0.0, set[str]()
     for role, count in planned.items():
         typical_in, typical_out = _TYPICAL[role]
-        one_in, one_out = count * (typical_in + more), count * (typical_out + (more if role in ("coder",) else 0))
+        one_in, one_out = count * (typical_in + shown), count * (typical_out + (more if role in ("coder",) else 0))
         tokens_in, tokens_out = tokens_in + one_in, tokens_out + one_out
         name = settings.model_for(role, model)
         cost = price(name, one_in, one_out, prices=settings.prices)

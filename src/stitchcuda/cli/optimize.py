@@ -202,6 +202,7 @@ def _agree_to_pay(config: RunConfig, *, ask: bool) -> None:
     """Say what the run may cost; ask when somebody is there to answer."""
     from stitchcuda.agents.budgets import PRESETS
     from stitchcuda.agents.llm import estimate
+    from stitchcuda.agents.lookup import REFERENCE_TOKENS
     from stitchcuda.agents.settings import Limits, MindSettings
 
     limits = config.limits()
@@ -214,7 +215,13 @@ def _agree_to_pay(config: RunConfig, *, ask: bool) -> None:
         repair_model=config.repair_model,
         verifier_model=config.verifier_model,
     )
-    cost = estimate(config.model, budget, settings=settings, limits=Limits(tokens=limits.tokens, usd=limits.usd))
+    cost = estimate(
+        config.model,
+        budget,
+        settings=settings,
+        limits=Limits(tokens=limits.tokens, usd=limits.usd),
+        reference_tokens=REFERENCE_TOKENS if config.knowledge else 0,
+    )
     typer.echo(f"{config.model}: {cost.sentence}", err=True)
     if ask and sys.stdin.isatty() and not typer.confirm("Go on?", default=True, err=True):
         raise typer.Exit(1)

@@ -86,7 +86,8 @@ class Retriever:
 
         Every query's first passage comes before any query's second, so that an error's passage is not outvoted by
         several queries about a step; among equals, what several queries find comes first (reciprocal-rank fusion),
-        then what the earlier query found. At most three passages come from one document. ``without_sources``: see ``Searcher.search``.
+        then what the earlier query found. At most three passages come from one document. ``without_sources``: see
+        ``Searcher.search``.
         """
         if not self.enabled or budget_tokens <= 0:
             return []
