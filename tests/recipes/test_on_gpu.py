@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.recipes.support import assert_accurate, loaded, make_task, model_source, twins, written
+from tests.recipes.support import assert_accurate, errors, loaded, make_task, model_source, twins, written
 from tests.recipes.test_fusion import random_forward
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -63,6 +63,24 @@ def test_sixteen_bit_types(cache: Path, precision: str) -> None:
     forward = "x = F.gelu(a) * b + 0.5\nreturn F.layer_norm(x, (48,)) * 2"
     task = make_task(model_source(forward, [(20, 48), (20, 48)]), "cuda", precision=precision)  # type: ignore[arg-type]
     assert_accurate(task, written(task, FUSION), cache, factor=1.1, floor=0.0)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_transformer_over_two_tokens(cache: Path, graph: bool) -> None:
+    init = """
+    self.patch = nn.Linear(8192, 128)
+    layers = [nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True) for _ in range(2)]
+    self.layers = nn.Sequential(*layers)
+    self.head = nn.Linear(128, 1000)
+    """
+    forward = "x = torch.stack((self.patch(a), self.patch(b)), 1)\nreturn self.head(self.layers(x)[:, 0])"
+    task = make_task(model_source(forward, [(10, 8192), (10, 8192)], init), "cuda")
+    recipes = (*FUSION, "skinny_linear", "small_attention", *(["cuda_graph"] if graph else []))
+    program = written(task, recipes)
+    assert "small_attention" in program.files["program.py"]
+    for seed in range(3):
+        for mine, eager in errors(task, program, cache, seed=seed):
+            assert mine <= max(1e-6, 4 * eager)
 
 
 def test_a_graph_updates_state_once_a_call_and_its_results_outlive_the_next(cache: Path) -> None:
