@@ -11,7 +11,7 @@ import torch
 from stitchcuda.program.model import Program
 from stitchcuda.recipes.base import is_launch
 from stitchcuda.recipes.normalise import VIEWS, op_name
-from stitchcuda.recipes.skinny_linear import SkinnyPlan, Walk, fitted, row_starts
+from stitchcuda.recipes.skinny_linear_kernel import SkinnyPlan, Walk, fitted, row_starts
 from stitchcuda.recipes.write import rewrite, write_program
 from tests.recipes.emulation import compiles, gpu, load_emulated, needs_nvcc
 from tests.recipes.support import leaves, make_task, model_source
