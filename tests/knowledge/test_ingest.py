@@ -232,3 +232,10 @@ def test_a_url_that_fails_or_leads_to_a_file_is_refused(store: Store, server: st
     with pytest.raises(KnowledgeError, match=r"not allowed|not http"):
         add_source(store, f"{server}/moved")
     assert store.sources() == []
+
+
+def test_a_url_with_a_password_is_refused_and_the_password_not_repeated(store: Store) -> None:
+    with pytest.raises(KnowledgeError, match="carries a user or password") as refused:
+        add_source(store, "https://me:hidden@example.invalid/a.html")
+    assert "hidden" not in str(refused.value)
+    assert store.sources() == []

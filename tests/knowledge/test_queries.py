@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import get_args
 
@@ -45,6 +46,12 @@ def test_an_error_text_becomes_its_telling_lines_without_places() -> None:
     assert from_error(TORCH)[0] == "RuntimeError: CUDA error: an illegal memory access was encountered"
     assert from_error("all is well\n") == []
     assert from_error("2 errors detected in the compilation of x.cu\nninja: build stopped: subcommand failed.") == []
+
+
+def test_a_program_cannot_make_its_messages_expensive() -> None:
+    started = time.monotonic()
+    assert from_error("error " + "x" * 1_000_000 + "\n" + "error: real\n")[-1] == "error: real"
+    assert time.monotonic() - started < 2
 
 
 def test_wrong_values_become_their_pattern() -> None:

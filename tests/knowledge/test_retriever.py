@@ -109,3 +109,11 @@ def test_a_passage_cannot_close_its_own_fence(store: Store, attack: str) -> None
     inside = lines[lines.index(marks[0]) + 1 : lines.index(marks[1])]
     assert any("facts" in line for line in inside)
     assert lines[-1] == marks[1]
+
+
+def test_a_prompt_does_not_say_where_on_this_machine_a_document_lies(store: Store) -> None:
+    add_documents(store, "/home/someone/private/guides", [("a/b.md", "t", "0", [prepare(Chunk(("t",), "mma facts"))])])
+    passages = Retriever(Searcher(store)).retrieve(["mma"])
+    assert "(a/b.md)" in render(passages)
+    assert "someone" not in render(passages)
+    assert citations(passages)[0]["source"] == "/home/someone/private/guides/a/b.md"

@@ -119,6 +119,15 @@ def test_another_architecture_is_left_out(store: Store, tmp_path: Path) -> None:
     assert not find_snippets(store, LINEAR_GELU, target="cpu")
 
 
+def test_a_looser_precision_class_is_left_out(store: Store, tmp_path: Path) -> None:
+    add_run(store, make_run(tmp_path / "one", precision="bf16"))
+    assert find_snippets(store, LINEAR_GELU, precision="bf16")
+    assert not find_snippets(store, LINEAR_GELU, precision="fp32")
+    add_run(store, make_run(tmp_path / "two"))
+    assert len(find_snippets(store, LINEAR_GELU, precision="bf16")) == 2
+    assert len(find_snippets(store, LINEAR_GELU, precision="fp32")) == 1
+
+
 def test_nearer_shapes_come_first(store: Store, tmp_path: Path) -> None:
     near = add_run(store, make_run(tmp_path / "near"))
     add_run(store, make_run(tmp_path / "far", MLP.replace("64, 512", "65536, 4096").replace("An MLP", "B"), task="far"))
@@ -162,6 +171,7 @@ def test_different_models_have_different_fingerprints() -> None:
         ({"over_best": 1.01, "speedup": {"over_best": 1.01}}, "1.01 times"),
         ({"over_best": None, "speedup": {}}, "no program"),
         ({"findings": [{"rule": "x", "severity": "reject", "evidence": "e"}]}, "integrity"),
+        ({"labels": ["non_discriminating"]}, "trivial answer"),
     ],
 )
 def test_only_what_was_measured_correct_and_faster_enters(

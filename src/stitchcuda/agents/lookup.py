@@ -79,8 +79,9 @@ class Library:
         """Passages for the request's queries; for the Coder also programs that won on like operators and shapes."""
         import sqlite3
 
-        queries = queries_for(request)
+        queries: list[str] = []
         try:
+            queries = queries_for(request)
             passages = self._passages(request, queries)
         except (StitchError, OSError, sqlite3.Error, ValueError) as error:
             return References(queries=queries, problem=f"nothing could be looked up: {error}")
@@ -114,17 +115,12 @@ class Library:
             return retrieve()
 
     def _snippets(self, request: CodeRequest) -> list[Passage]:
-        from stitchcuda.knowledge.fingerprint import operators_of
-
-        try:
-            operators = operators_of(request.task.source)
-        except SyntaxError:
-            operators = []
         target = request.device.target
         return self._open().snippets(
-            operators or request.step.operators,
+            _operators(request.task.source) or request.step.operators,
             [item.shape for item in request.facts.inputs if isinstance(item, TensorFacts)],
             target=target.arch if target.kind == "cuda" else "cpu",
+            precision=request.task.precision,
             limit=1,
             budget_tokens=self._snippet_tokens,
         )
@@ -154,6 +150,16 @@ def _architecture(device: Device) -> tuple[str, ...]:
     return (device.target.arch,) if device.target.arch.startswith("sm_") else ()
 
 
+def _operators(source: str) -> list[str]:
+    """Operators that a task's source names; none where it cannot be read as Python."""
+    from stitchcuda.knowledge.fingerprint import operators_of
+
+    try:
+        return operators_of(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return []
+
+
 def queries_for(request: Request) -> list[str]:
     """What to ask the knowledge base for a request: the bottleneck, the step, the error, whichever leads."""
     match request:
@@ -166,14 +172,9 @@ def queries_for(request: Request) -> list[str]:
 
 
 def _of_plan(request: PlanRequest) -> list[str]:
-    from stitchcuda.knowledge.fingerprint import operators_of
     from stitchcuda.knowledge.queries import advice_on, from_bottleneck, unique
 
-    profile = request.profile
-    try:
-        operators = operators_of(request.task.source)
-    except SyntaxError:
-        operators = []
+    profile, operators = request.profile, _operators(request.task.source)
     kernels = [kernel.operator.removeprefix("aten::") for kernel in profile.kernels[:3] if kernel.operator]
     return unique(
         [

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 
 MAX_QUERIES = 6
 _LONGEST = 240
+_LONGEST_LINE = 1000
 _TELLING = re.compile(
     r"error|exception|fatal|undefined|unresolved|not permitted|illegal|misaligned|invalid|unsupported|timed out|"
     r"mismatch|nan\b|race|hazard|out of memory|assert|too many|no kernel image|cannot|failed",
@@ -33,7 +34,8 @@ def _clean(line: str) -> str:
 def from_error(log: str, *, limit: int = 3) -> list[str]:
     """The telling lines of a compiler's, sanitizer's or run's messages, the first of each kind, at most ``limit``."""
     found: dict[str, str] = {}
-    for line in log.splitlines():
+    for whole in log.splitlines():
+        line = whole[:_LONGEST_LINE]  # a program chooses what it prints: no line may cost more than a message does
         if _FRAME.match(line) or _COUNT.match(line) or not _TELLING.search(line):
             continue
         query = _clean(line)

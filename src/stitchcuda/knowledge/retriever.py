@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import PurePath
 
 from stitchcuda.knowledge.model import Passage
 from stitchcuda.knowledge.search import Searcher
@@ -114,13 +115,17 @@ class Retriever:
         shapes: Sequence[Shape] = (),
         *,
         target: str = "",
+        precision: str = "",
         limit: int = 2,
         budget_tokens: int = 4000,
     ) -> list[Passage]:
-        """Programs that won earlier runs on a like operator pattern and shape class, the likest first."""
+        """Programs that won earlier runs on a like operator pattern and shape class, the likest first; see
+        ``find_snippets`` for ``target`` and ``precision``."""
         if not self.enabled:
             return []
-        ranked = find_snippets(self.store, operators, shapes, target=target, exclude=self._excluded)
+        ranked = find_snippets(
+            self.store, operators, shapes, target=target, precision=precision, exclude=self._excluded
+        )
         return self._within(self._searcher.passages(ranked[:limit]), budget_tokens)
 
     def _within(self, ranked: list[Passage], budget: int) -> list[Passage]:
@@ -150,6 +155,12 @@ class Retriever:
         return out
 
 
+def _short(source: str) -> str:
+    """A source as a prompt names it: of a path on this machine its last two parts, of anything else all."""
+    path = PurePath(source)
+    return "/".join(path.parts[-2:]) if path.is_absolute() else source
+
+
 def render(passages: Sequence[Passage]) -> str:
     """The passages as text for a prompt, numbered K1, K2, ...; empty for none.
 
@@ -164,7 +175,8 @@ def render(passages: Sequence[Passage]) -> str:
         text = _BREAKS.sub("\n", passage.text)
         text = re.sub(r"(?m)^(?=\s*<<<)", "> ", text)
         text = text.replace(key, "[mark]")
-        title = " ".join(passage.citation.split()).replace("<<<", "").replace(">>>", "")
+        shown = replace(passage, source=_short(passage.source)).citation
+        title = " ".join(shown.split()).replace("<<<", "").replace(">>>", "")
         parts.append(f"<<<BEGIN K{number} {key} | {title}>>>\n{text.strip()}\n<<<END K{number} {key}>>>")
     return "\n\n".join(parts)
 

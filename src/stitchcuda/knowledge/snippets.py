@@ -87,6 +87,9 @@ def _measured(run: Path) -> tuple[dict[str, Any], dict[str, Any], float]:
     over_best = summary.get("over_best")
     status = evaluation.get("status", summary.get("status"))
     findings = [*summary.get("findings", []), *evaluation.get("findings", [])]
+    labels = [*summary.get("labels", []), *evaluation.get("labels", [])]
+    if "non_discriminating" in labels:
+        raise KnowledgeError(f"a trivial answer passes the task of {run} too (non_discriminating); it is not added")
     if any(f.get("severity") == "reject" for f in findings if isinstance(f, dict)):
         raise KnowledgeError(f"the best program of {run} has a rejecting integrity finding; it is not added")
     if summary.get("status") != "correct" or status != "correct" or not isinstance(over_best, (int, float)):
@@ -185,12 +188,14 @@ def find_snippets(
     shapes: Sequence[Shape] = (),
     *,
     target: str = "",
+    precision: str = "",
     exclude: Iterable[str] = (),
     minimum: float = 0.25,
 ) -> list[tuple[int, float]]:
     """Chunk ids of snippets with likeness, the likest first.
 
     ``target``: ``cpu`` or an architecture such as ``sm_90``; snippets measured on another are left out.
+    ``precision``: the class asked for; snippets of another one are left out, but for fp32's, which every class allows.
     ``exclude``: task digests and fingerprints that must not come back.
     """
     banned = frozenset(exclude)
@@ -202,7 +207,10 @@ def find_snippets(
     for chunk, digest, fingerprint, have_operators, have_shapes, speedup, facts in rows:
         if digest in banned or fingerprint in banned:
             continue
-        measured_on = _normal_target(str(json.loads(facts).get("target", "")))
+        conditions = json.loads(facts)
+        if precision and conditions.get("precision", precision) not in (precision, "fp32"):
+            continue
+        measured_on = _normal_target(str(conditions.get("target", "")))
         if target and measured_on and measured_on != _normal_target(target):
             continue
         likeness = _pattern_likeness(operators, json.loads(have_operators))

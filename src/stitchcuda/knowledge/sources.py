@@ -245,6 +245,11 @@ def _url(reference: str) -> Iterator[Found]:
     parts = urllib.parse.urlsplit(reference)
     if parts.scheme not in ("http", "https"):
         raise KnowledgeError(f"{reference} is not http or https; give a URL of these, or a path")
+    if parts.username or parts.password:
+        raise KnowledgeError(
+            f"the URL of {parts.hostname} carries a user or password, which citations would show; "
+            "download the document and add the file"
+        )
     request = urllib.request.Request(reference, headers={"User-Agent": "stitchcuda-knowledge", "Accept": "*/*"})
     opener = urllib.request.build_opener(_HttpOnly())
     try:
