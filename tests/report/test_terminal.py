@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stitchcuda.report.terminal import TerminalView, result_lines, seconds_text, spent_text, wants_live
+from stitchcuda.report.terminal import TerminalView, new_console, result_lines, seconds_text, spent_text, wants_live
 from stitchcuda.workflow import events
 from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.result import Result
@@ -63,6 +63,14 @@ def test_no_live_screen_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> N
     assert not wants_live(Console(file=io.StringIO()))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not wants_live(terminal)
+
+
+def test_names_are_printed_as_they_are_and_a_pipe_is_wide(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    new_console().print(f"openai:x: {'word ' * 20}end")
+    assert capsys.readouterr().out == f"openai:x: {'word ' * 20}end\n"
 
 
 def test_units_suit_the_size() -> None:

@@ -89,11 +89,12 @@ def _measure(
 
 def _show(row: dict[str, Any]) -> None:
     """A table for one task."""
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    from stitchcuda.report.terminal import new_console
+
+    console = new_console()
     if "error" in row:
         console.print(f"[bold]{escape(row['task'])}[/]: [red]{escape(row['error'])}[/]", highlight=False)
         return

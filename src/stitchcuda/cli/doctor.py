@@ -25,8 +25,9 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks 
     if as_json:
         typer.echo(json.dumps({"ok": not missing, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
-        from rich.console import Console
         from rich.table import Table
+
+        from stitchcuda.report.terminal import new_console
 
         table = Table(box=None, pad_edge=False)
         for heading in ("", "what", "found", "what to do"):
@@ -34,7 +35,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks 
         marks = {"ok": "[green]ok[/]", "missing": "[red]missing[/]", "optional": "[yellow]optional[/]"}
         for check in checks:
             table.add_row(marks[check.state], check.name, check.found, check.fix)
-        Console().print(table)
+        new_console().print(table)
         verdict = "StitchCUDA can work here." if not missing else f"To repair: {', '.join(c.name for c in missing)}."
         typer.echo(verdict)
     if missing:

@@ -47,11 +47,12 @@ def evaluate(
 
 
 def _show(evaluation: Evaluation) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    from stitchcuda.report.terminal import new_console
+
+    console = new_console()
     colour = "green" if evaluation.passed else "red"
     console.print(f"[{colour} bold]{evaluation.status}[/]: {escape(evaluation.message)}", highlight=False)
     facts = [evaluation.precision, evaluation.tier, *evaluation.labels]

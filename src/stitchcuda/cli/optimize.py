@@ -121,13 +121,11 @@ def optimize(
 
 def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, as_json: bool) -> None:
     """Do a run with a view on it, print how it ended, and exit as it ended."""
-    from rich.console import Console
-
     from stitchcuda.errors import StitchError
-    from stitchcuda.report.terminal import TerminalView, result_lines, wants_live
+    from stitchcuda.report.terminal import TerminalView, new_console, result_lines, wants_live
     from stitchcuda.workflow.run import Interrupted
 
-    console = Console(stderr=as_json)
+    console = new_console(stderr=as_json)
     live = live and not as_json and not config.approve_plan and wants_live(console)
     recorder = _Recorder(TerminalView(console, live=live, limits=config.limits(), paid=not config.free), as_json)
     try:

@@ -50,5 +50,6 @@ def profile(
         typer.echo(found.model_dump_json(indent=2))
         return
     from stitchcuda.profiling.table import show
+    from stitchcuda.report.terminal import new_console
 
-    show(found, title=f"{task}" + (f" with {program}" if program is not None else ""), top=top)
+    show(found, console=new_console(), title=f"{task}" + (f" with {program}" if program is not None else ""), top=top)

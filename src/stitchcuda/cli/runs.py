@@ -35,24 +35,30 @@ def list_(out: Path = OUT, as_json: bool = JSON) -> None:
     if as_json:
         print_json([{**asdict(entry), "path": str(entry.path)} for entry in found])
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(
-        "run", "task", "status", "over best stock", "over eager", "attempts", "mind", box=None, pad_edge=False
-    )
+    from stitchcuda.report.terminal import new_console
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("run", "task", "status", "over best stock", "over eager", "attempts", "mind"):
+        table.add_column(name, no_wrap=name == "run", overflow="fold")
     for entry in found:
         table.add_row(
             escape(entry.path.name),
             escape(entry.task),
-            escape(f"{entry.status} ({entry.problem})" if entry.problem else entry.status),
+            entry.status,
             f"{entry.over_best:.2f}x" if entry.over_best is not None else "",
             f"{entry.eager:.2f}x" if entry.eager is not None else "",
             str(entry.attempts),
             escape(entry.mind),
         )
-    Console().print(table if found else f"no runs in {out}")
+    console = new_console()
+    console.print(table if found else f"no runs in {out}")
+    for entry in found:
+        if entry.problem:
+            line = f"{entry.path.name}: {entry.status}: {entry.problem}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @runs.command("show")
@@ -66,11 +72,9 @@ def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
     if as_json:
         print_json(story.model_dump(mode="json"))
         return
-    from rich.console import Console
+    from stitchcuda.report.terminal import attempts_table, new_console, profile_lines, result_lines
 
-    from stitchcuda.report.terminal import attempts_table, profile_lines, result_lines
-
-    console = Console()
+    console = new_console()
     lines = [f"{story.task} by {story.mind}, {story.status}", f"device: {story.device}"]
     if story.reference is not None:
         lines += profile_lines(story.reference, "reference")
@@ -123,8 +127,13 @@ def diff(
 
 
 def _files(folder: RunFolder, which: str) -> dict[str, str]:
+    from stitchcuda.errors import RunError
+
     if which == "reference":
-        return {"program.py": (folder.path / "task.py").read_text(encoding="utf-8")}
+        try:
+            return {"program.py": (folder.path / "task.py").read_text(encoding="utf-8")}
+        except FileNotFoundError:
+            raise RunError(f"{folder.path} is not a run: it has no task.py.") from None
     return folder.load(which).files
 
 

@@ -29,6 +29,18 @@ ROWS = 12
 """Attempts on the live screen; older ones scroll out."""
 
 
+WIDTH = 160
+"""Columns of a table that is not printed on a terminal, where nothing says how many there are."""
+
+
+def new_console(*, stderr: bool = False) -> Console:
+    """A console that shows what it is given: names such as ``openai:x:`` are no emoji, and a pipe is wide."""
+    console = Console(stderr=stderr, emoji=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS"):
+        console.width = WIDTH
+    return console
+
+
 def wants_live(console: Console) -> bool:
     """A live screen makes sense: a terminal that can move its cursor, and colours are not refused."""
     return console.is_terminal and not console.is_dumb_terminal and not os.environ.get("NO_COLOR")

@@ -146,7 +146,10 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except ValidationError as error:
-            raise RunError(f"{self.path / SUMMARY} is damaged: {error.errors()[0]['msg']}.") from None
+            raise RunError(
+                f"{self.path / SUMMARY} is damaged ({error.errors()[0]['msg']}); delete it, and "
+                "`stitchcuda runs resume` writes it anew from the journal."
+            ) from None
 
     def load(self, which: str) -> Program:
         """A program by its number, or 'best'. Raises RunError when there is none."""

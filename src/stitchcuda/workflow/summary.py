@@ -96,5 +96,5 @@ def _not_found(ending: Ending) -> tuple[Outcome, str]:
         why = last.diagnosis or last.status
         return "nothing_correct", f"None of {len(ending.attempts)} attempts is correct; the last: {why}"
     if ending.plan is not None and not ending.plan.ideas:
-        return "no_rewrite", f"No rewrite found: {ending.plan.summary}"
+        return "no_rewrite", f"No rewrite found: {ending.plan.summary.removeprefix('No rewrite found: ')}"
     return "nothing_correct", f"Nothing was tried: {ending.stopped}."
