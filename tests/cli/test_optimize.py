@@ -187,3 +187,22 @@ def test_a_stopped_run_leaves_no_process_and_can_be_resumed(
             assert "Traceback" not in errors
         done = stitchcuda("runs", "resume", "last", "--json", cache=cache, cwd=home)
     assert json.loads(done.stdout)["status"] == "correct"
+
+
+def test_another_verb_that_is_stopped_leaves_no_process(home: Path, cache: Path) -> None:
+    process = subprocess.Popen(
+        command("profile", "small.py", "--target", "cpu"),
+        cwd=home,
+        env=environment(cache),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (below := children(process.pid)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert below
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (143, "")
+    assert not alive(below)

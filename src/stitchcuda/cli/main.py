@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 import typer
 
@@ -41,10 +44,16 @@ def register_verbs() -> None:
             module.register(app)
 
 
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave in order, so that every process that a verb started is ended on the way out."""
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Entry point: user-facing errors become one sentence on stderr and the contract's exit code."""
     from stitchcuda.errors import StitchError
 
+    signal.signal(signal.SIGTERM, _end)
     register_verbs()
     try:
         app()
