@@ -117,3 +117,8 @@ def test_a_prompt_does_not_say_where_on_this_machine_a_document_lies(store: Stor
     assert "(a/b.md)" in render(passages)
     assert "someone" not in render(passages)
     assert citations(passages)[0]["source"] == "/home/someone/private/guides/a/b.md"
+
+
+def test_of_a_code_blocks_first_line_only_the_language_is_shown(store: Store) -> None:
+    retriever = fill(store, Chunk(("t",), "mma facts\n\n```cuda compile arch=sm_90a\nint x;\n```\n\nmore"))
+    assert "```cuda\nint x;\n```" in render(retriever.retrieve(["mma"]))

@@ -165,7 +165,8 @@ def render(passages: Sequence[Passage]) -> str:
     """The passages as text for a prompt, numbered K1, K2, ...; empty for none.
 
     The marks carry a digest of the passage, and lines in a passage that look like a mark are quoted, so that a
-    document cannot end its own fence.
+    document cannot end its own fence. Of a code block's opening line only the language is kept: what else stands there
+    is a note's own mark, and would be taken for a file's name in a reply that imitates it.
     """
     if not passages:
         return ""
@@ -174,6 +175,7 @@ def render(passages: Sequence[Passage]) -> str:
         key = hashlib.sha256(passage.text.encode()).hexdigest()[:8]
         text = _BREAKS.sub("\n", passage.text)
         text = re.sub(r"(?m)^(?=\s*<<<)", "> ", text)
+        text = re.sub(r"(?m)^([ \t]*```\w+)[ \t][^\n]*$", r"\1", text)
         text = text.replace(key, "[mark]")
         shown = replace(passage, source=_short(passage.source)).citation
         title = " ".join(shown.split()).replace("<<<", "").replace(">>>", "")
