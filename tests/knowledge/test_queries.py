@@ -15,6 +15,7 @@ from stitchcuda.knowledge.queries import (
     from_bottleneck,
     from_error,
     from_mismatch,
+    from_operators,
     from_step,
 )
 from stitchcuda.knowledge.search import Searcher
@@ -69,6 +70,12 @@ def test_every_bottleneck_a_profile_names_becomes_a_question(bottleneck: str) ->
 def test_a_step_becomes_what_is_to_be_written() -> None:
     queries = from_step("Fuse bias and GELU", ["linear", "gelu"], fusion="one kernel: epilogue", host="")
     assert queries == ["Fuse bias and GELU", "linear, gelu kernel", "one kernel: epilogue"]
+
+
+def test_operators_become_the_pattern_that_they_make() -> None:
+    assert from_operators(["conv2d", "relu"]) == ["conv2d, relu fused kernel"]
+    assert from_operators(["linear", "matmul", "softmax"])[0] == "attention kernel"
+    assert from_operators([]) == []
 
 
 def test_findings_stay_as_they_are_but_bounded() -> None:

@@ -172,13 +172,13 @@ def queries_for(request: Request) -> list[str]:
 
 
 def _of_plan(request: PlanRequest) -> list[str]:
-    from stitchcuda.knowledge.queries import advice_on, from_bottleneck, unique
+    from stitchcuda.knowledge.queries import advice_on, from_bottleneck, from_operators, unique
 
-    profile, operators = request.profile, _operators(request.task.source)
+    profile = request.profile
     kernels = [kernel.operator.removeprefix("aten::") for kernel in profile.kernels[:3] if kernel.operator]
     return unique(
         [
-            f"{', '.join(operators[:6])} fused kernel" if operators else "",
+            *from_operators(_operators(request.task.source)),
             *from_bottleneck(advice_on(profile.bottleneck), profile.suggestion),
             f"{', '.join(dict.fromkeys(kernels))} kernel" if kernels else "",
             request.attempts[-1].diagnosis if request.attempts else "",

@@ -62,6 +62,13 @@ def from_step(title: str, operators: Sequence[str] = (), *, fusion: str = "", ho
     return unique(queries)
 
 
+def from_operators(operators: Sequence[str]) -> list[str]:
+    """Queries for a whole program by its operators' canonical names, as ``fingerprint.operators_of`` gives them."""
+    named = list(dict.fromkeys(operators))
+    attention = "attention kernel" if {"matmul", "softmax"} <= set(named) else ""
+    return unique([attention, f"{', '.join(named[:6])} fused kernel" if named else ""])
+
+
 def from_bottleneck(*findings: str) -> list[str]:
     """Queries from what profiles say: one a finding, figures kept, since metrics are symbols in the index."""
     return unique(findings)
