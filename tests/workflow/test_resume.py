@@ -47,6 +47,13 @@ class Killed(BaseException):
     """As sudden as a kill within one process can be."""
 
 
+@pytest.fixture
+def no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting for the disk guards against a machine that dies, not a process, and takes most of the time here."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.mark.usefixtures("no_sync")
 def test_a_run_cut_at_any_line_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     whole = new_folder(tmp_path, SETTINGS)
     undisturbed = go(whole, toy(), settings=SETTINGS)
@@ -69,6 +76,7 @@ def toy_questions(folder: RunFolder) -> list[str]:
     return [r.node for r in read_records(folder.path / NAME)[0] if r.kind in ("plan", "program", "feedback")]
 
 
+@pytest.mark.usefixtures("no_sync")
 @pytest.mark.parametrize("moment", range(1, 12))
 def test_a_mind_that_dies_in_the_middle_costs_only_that_question(tmp_path: Path, moment: int) -> None:
     whole = new_folder(tmp_path, SETTINGS)
