@@ -25,6 +25,7 @@ from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.journal import NAME, Journal, read_records
 from stitchcuda.workflow.machine import Machine
 from stitchcuda.workflow.result import Result
+from stitchcuda.workflow.run import optimize, resume
 from tests.agents.support import hasty
 from tests.support.scripted_endpoint import ScriptedEndpoint, text, tool
 from tests.workflow.test_resume import without_clock
@@ -240,3 +241,26 @@ def test_an_index_that_cannot_be_used_is_noted_once_and_the_run_goes_on(
         assert go(new_folder(tmp_path, SETTINGS), endpoint, library, ear=ear).over_best == 1.5
     notices = [e.text for e in ear.events if isinstance(e, events.Notice)]
     assert len([n for n in notices if n.startswith("Knowledge: nothing could be looked up")]) == 1
+
+
+@pytest.mark.parametrize(("knowledge", "lookups"), [(True, 5), (False, 0)])
+def test_the_setting_of_a_run_decides_and_the_notes_need_no_set_up(
+    tmp_path: Path, endpoint: ScriptedEndpoint, monkeypatch: pytest.MonkeyPatch, knowledge: bool, lookups: int
+) -> None:
+    monkeypatch.setenv("STITCHCUDA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    (tmp_path / "toy.py").write_text("class Model: ...\n\n\ndef get_inputs(): ...\n\n\ndef get_init_inputs(): ...\n")
+    settings = SETTINGS.model_copy(
+        update={
+            "task": str(tmp_path / "toy.py"),
+            "target": "cpu",
+            "model": "openai:scripted",
+            "base_url": endpoint.base_url,
+            "knowledge": knowledge,
+        }
+    )
+    result = optimize(settings, events=Ear(), runs=tmp_path / "runs", bench=ToyBench())
+    records, _ = read_records(Path(result.run) / NAME)
+    assert sum(r.kind == "references" for r in records) == lookups
+    assert (tmp_path / "cache" / "knowledge.sqlite").exists() == knowledge
+    assert resume(RunFolder(Path(result.run)), events=Ear(), bench=ToyBench()).over_best == result.over_best == 1.5
