@@ -271,8 +271,10 @@ class Evaluator:
         full: bool = False,
         hold: bool = False,
         patience: float | None = None,
+        timed: bool = False,
     ) -> list[tuple[Session, Sample, dict[str, Any]]]:
-        """One round: the same fresh inputs to every session in random order, each call exported and checked.
+        """One round: the same fresh inputs to every session in random order, each call exported and checked; timed
+        calls of stock options are not checked again, and have no verdict.
 
         A Program's failure is raised; a stock option that fails is closed and left out from then on.
         """
@@ -281,7 +283,7 @@ class Evaluator:
             return []
         number = next(self._calls)
         filled = self.oracle.ask("fill", call=number, label=label, case=case, sessions=[s.number for s in sessions])
-        played = []
+        played: list[tuple[Session, Sample, dict[str, Any]]] = []
         for session in random.sample(sessions, len(sessions)):
             state = full and bool(self.plan["watch"]) and not session.subject.trusted
             try:
@@ -293,6 +295,9 @@ class Evaluator:
                     raise
                 session.failure = failure
                 session.close()
+                continue
+            if timed and session.subject.trusted:
+                played.append((session, sample, {}))
                 continue
             verdict = self.oracle.ask(
                 "check",
@@ -365,7 +370,7 @@ class Evaluator:
             if all(session.failure is not None for session in sessions):
                 break
             case = cases[index % len(cases)]
-            for session, sample, verdict in self.play(sessions, f"{label}{index}", case):
+            for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:
                     check(verdict, False)

@@ -185,13 +185,13 @@ class Expectation:
         if self.exact_model is not None:
             restore(self.exact_model, self.current)
 
-    def noisy(self, inputs: list[Any], seed: int, noise: float) -> Any:
-        """Outputs of eager when inputs and parameters get relative noise: how far the task amplifies rounding."""
+    def noisy(self, inputs: list[Any], seed: int, noise: float, draw: int) -> Result:
+        """Eager when inputs and parameters get relative noise, the ``draw``-th: how the task amplifies rounding."""
         generators: dict[torch.device, torch.Generator] = {}
 
         def shake(tensor: torch.Tensor) -> torch.Tensor:
             device = tensor.device
-            generator = generators.setdefault(device, torch.Generator(device).manual_seed(99))
+            generator = generators.setdefault(device, torch.Generator(device).manual_seed(99 + draw))
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device=device)
             return (tensor.float() * (1 + noise * drawn)).to(tensor.dtype)
 
@@ -200,7 +200,7 @@ class Expectation:
                 for _, tensor in named_state(self.model).values():
                     if tensor.is_floating_point():
                         tensor.detach().copy_(shake(tensor))
-            return self._run(self.model, map_floats(inputs, shake), seed, self.current)[0]
+            return self._run(self.model, map_floats(inputs, shake), seed, self.current)
         finally:
             restore(self.model, self.current)
 

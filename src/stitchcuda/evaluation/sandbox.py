@@ -175,7 +175,7 @@ def _confine(config: dict[str, Any], uid: int | None) -> None:
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
 
 
-def _open_closed_folders(needed: list[str], workdir: str) -> None:
+def _open_closed_folders(needed: list[str]) -> None:
     """Where needed paths lie in folders closed to other users (a home), cover those by empty ones that hold the needed
     paths alone, so that another user id can reach these and nothing else there."""
     closed: dict[str, list[str]] = {}
@@ -187,18 +187,15 @@ def _open_closed_folders(needed: list[str], workdir: str) -> None:
                     trees.append(path)
                 break
     for folder, trees in closed.items():
-        held = []
-        for index, tree in enumerate(trees):
-            place = f"{workdir}/.held{index}"
-            _make_mount_point(tree, place)
-            if libc.mount(tree.encode(), place.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None):
-                return
-            held.append((place, tree))
-        if not _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755"):
-            return
-        for place, tree in held:
-            _make_mount_point(place, tree)
-            libc.mount(place.encode(), tree.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+        # Descriptors reach what the empty folder is going to hide.
+        held = [(tree, os.open(tree, os.O_PATH)) for tree in trees]
+        covered = _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
+        for tree, fd in held:
+            if covered:
+                place = f"/proc/self/fd/{fd}"
+                _make_mount_point(place, tree)
+                libc.mount(place.encode(), tree.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+            os.close(fd)
 
 
 def _make_mount_point(like: str, at: str) -> None:
@@ -215,7 +212,7 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
     if mounts:
         libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
         if uid is not None:
-            _open_closed_folders([*config["readable"], workdir], workdir)
+            _open_closed_folders([*config["readable"], workdir])
         if not _read_only_everywhere():
             missing.append("read-only file system")
         if own_pids and not _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV):

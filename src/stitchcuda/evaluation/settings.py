@@ -48,7 +48,10 @@ class EvaluationSettings(BaseModel):
     publish_calls: int = Field(default=51, ge=5, description="timed calls of a publish, over all its processes")
     publish_processes: int = Field(default=3, ge=1, description="fresh processes that a publish measures in")
     publish_seconds: float = Field(
-        default=60.0, gt=0, description="wall time after which a publish stops early, seconds"
+        default=24.0,
+        gt=0,
+        description="wall time for the timed calls of a publish, seconds; "
+        "each process makes screen_min_calls however long they take",
     )
     flush_bytes: int = Field(
         default=256 << 20, ge=0, description="written between timed calls on cuda to empty L2, bytes"
