@@ -295,27 +295,22 @@ def test_statistics_behind_amplified_rounding_get_the_budget_of_the_amplificatio
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
-        self.mix = nn.ModuleList(nn.Linear(96, 96) for _ in range(8))
-        self.norm = nn.ModuleList(nn.BatchNorm1d(96) for _ in range(8))
+        self.norm = nn.BatchNorm1d(64)
     def forward(self, x):
-        for mix, norm in zip(self.mix, self.norm):
-            x = norm(mix(x * 0.01 + 5))
-        return x
+        for _ in range(4):
+            x = (x - x.mean()) * 300
+            x = x - x.round()
+        return self.norm(x)
 def get_inputs():
-    return [torch.rand(2, 96)]
+    return [torch.rand(16, 64)]
 def get_init_inputs():
     return []
 """
     new = source.split("def get_inputs", maxsplit=1)[0].replace("Model(", "ModelNew(")
-    reordered = new.replace("x = norm(mix(", "x = norm(split(mix, ").replace(
-        "class ModelNew",
-        """def split(mix, x):
-    return x[:, :32] @ mix.weight[:, :32].T + (x[:, 32:] @ mix.weight[:, 32:].T + mix.bias)
-class ModelNew""",
-    )
-    for seed in range(3):
-        evaluation = judge(make_task(source), reordered + f"# {seed}")
-        assert evaluation.status == "correct", evaluation.message
+    reordered = new.replace("x.mean()", "x.sum(1).sum() / 1024")
+    evaluation = judge(make_task(source), reordered)
+    assert evaluation.status == "correct", evaluation.message
+    assert "ill_conditioned" in evaluation.labels
 
 
 def test_input_cases_are_all_checked(judge: Judge) -> None:
