@@ -75,10 +75,10 @@ class Expectation:
         self.exact_device = self.device
         self.exact_note = "fp64"
 
-    def _construct(self, seed: int) -> nn.Module:
+    def _construct(self, seed: int, *, on_device: bool = True) -> nn.Module:
         seed_all(seed)
         self.init_inputs = self.reference.init_inputs()
-        model = self.reference.model(seed)
+        model = self.reference.model(seed, on_device=on_device)
         model.train(self.training)
         return model
 
@@ -110,7 +110,7 @@ class Expectation:
 
     def reseed(self, seed: int) -> None:
         """Rebuild the model under ``seed`` without perturbation, as a Program whose state does not match is."""
-        self.model = self._construct(seed)
+        self.model = self._construct(seed, on_device=False)
         self.pristine = self.current = snapshot(self.model)
         self.perturbed = set()
         self.exact_model = None

@@ -7,6 +7,7 @@ that baselines are measured by the same code and protocol.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import importlib.util
@@ -136,17 +137,27 @@ class Runner:
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
         self.factory = factory
-        self.construct(seed)
+        self.construct(seed, on_device=self.config["kind"] != "cpu")
         assert isinstance(self.model, torch.nn.Module)
 
-    def construct(self, seed: int) -> None:
+    def construct(self, seed: int, *, on_device: bool = False) -> None:
+        """Build the module; ``on_device`` draws the weights there where the source allows it, which is much faster
+        for large models and makes no difference where the oracle's state is copied in afterwards.
+        """
         torch = self.torch
         self.model = None
         self.watch = []
         gc.collect()
         arguments = copy.deepcopy(self.arguments)
         self.states.seed_all(seed)
-        model = self.factory(**arguments[0]) if self.setup["init_keywords"] else self.factory(*arguments)
+        try:
+            with torch.device(self.config["kind"]) if on_device else contextlib.nullcontext():
+                model = self.build(arguments)
+        except Exception:
+            if not on_device:
+                raise
+            self.states.seed_all(seed)
+            model = self.build(copy.deepcopy(self.arguments))
         if not isinstance(model, torch.nn.Module):
             raise TypeError(f"ModelNew must be a torch.nn.Module, not {type(model).__name__}")
         model = self.states.settle(model, self.config["kind"], self.setup["precision"])
@@ -156,6 +167,11 @@ class Runner:
         self.call = model
         self.find_watched()
         self.sync()
+
+    def build(self, arguments: list[Any]) -> Any:
+        """Call the factory with the constructor's arguments."""
+        assert self.factory is not None
+        return self.factory(**arguments[0]) if self.setup["init_keywords"] else self.factory(*arguments)
 
     def named(self) -> dict[str, torch.Tensor]:
         """Every tensor of the module's state by its dotted name."""

@@ -58,7 +58,7 @@ def run(task: Any, memory_limit: int, stage: list[str]) -> dict[str, Any]:
     if needed > memory_limit:
         return {"error": {"kind": "memory", "needed": needed, "available": memory_limit}}
     stage[0] = "constructing Model"
-    model = reference.model(0)
+    model = reference.model(0, on_device=True)
     stage[0] = "get_input_cases()"
     cases = reference.cases()
     stage[0] = "get_inputs()"
