@@ -56,6 +56,8 @@ def test_diff_compares_programs_and_the_task(finished: Finished, cache: Path) ->
     done = stitchcuda("runs", "diff", "last", "1", "2", cache=cache, cwd=finished.home)
     assert done.returncode == 1
     assert "-        return torch.relu_(x * self.scale).mul_(17.0).add_(x)" in done.stdout
+    data = stitchcuda("runs", "diff", "last", "1", "2", "--json", cache=cache, cwd=finished.home)
+    assert "program.py" in json.loads(data.stdout)["files"]
     same = stitchcuda("runs", "diff", "last", "2", "2", cache=cache, cwd=finished.home)
     assert (same.returncode, same.stdout) == (0, "")
     against_task = stitchcuda("runs", "diff", "last", cache=cache, cwd=finished.home)

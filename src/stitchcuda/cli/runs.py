@@ -103,15 +103,17 @@ def diff(
     old: str = typer.Argument("reference", help="a program's number, 'best', or 'reference' (the task)"),
     new: str = typer.Argument("best", help="a program's number, or 'best'"),
     out: Path = OUT,
+    as_json: bool = JSON,
 ) -> None:
     """Show how two programs of a run differ, as a unified diff; exit 1 when they do."""
     import difflib
 
+    from stitchcuda.cli.optimize import print_json
     from stitchcuda.workflow.folder import find_run
 
     folder = find_run(run, out)
     before, after = _files(folder, old), _files(folder, new)
-    differ = False
+    changes: dict[str, list[str]] = {}
     for path in sorted(before.keys() | after.keys()):
         lines = difflib.unified_diff(
             before.get(path, "").splitlines(),
@@ -120,10 +122,14 @@ def diff(
             f"{new}/{path}" if path in after else "/dev/null",
             lineterm="",
         )
-        for line in lines:
-            differ = True
-            typer.echo(line)
-    raise typer.Exit(1 if differ else 0)
+        if changed := list(lines):
+            changes[path] = changed
+    if as_json:
+        print_json({"old": old, "new": new, "files": {path: "\n".join(changed) for path, changed in changes.items()}})
+    else:
+        for changed in changes.values():
+            typer.echo("\n".join(changed))
+    raise typer.Exit(1 if changes else 0)
 
 
 def _files(folder: RunFolder, which: str) -> dict[str, str]:
@@ -175,8 +181,10 @@ def export(
     which: str = typer.Option("best", "--program", help="a program's number, or 'best'"),
     force: bool = typer.Option(False, "--force", help="overwrite what is there"),
     out: Path = OUT,
+    as_json: bool = JSON,
 ) -> None:
     """Take a program out of a run: a single KernelBench file, or a package that builds itself on first import."""
+    from stitchcuda.cli.optimize import print_json
     from stitchcuda.errors import StitchError
     from stitchcuda.workflow.folder import find_run
 
@@ -194,4 +202,7 @@ def export(
             raise StitchError(f"{destination} is a folder; a KernelBench file is one .py. For a folder use --package.")
         destination.parent.mkdir(parents=True, exist_ok=True)
         destination.write_text(to_kernelbench(program), encoding="utf-8")
-    typer.echo(str(destination))
+    if as_json:
+        print_json({"path": str(destination), "form": "package" if package else "kernelbench"})
+    else:
+        typer.echo(str(destination))
