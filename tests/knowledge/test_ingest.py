@@ -169,7 +169,7 @@ def test_a_link_out_of_the_folder_is_not_followed(store: Store, documents: Path,
 
 def test_a_file_that_takes_too_long_is_refused_and_the_next_is_read() -> None:
     slow = ("*a **b " * 400_000).encode()
-    with Reader(seconds_per_file=1.0) as reader:
+    with Reader(seconds_per_file=4.0) as reader:
         with pytest.raises(Unreadable, match="took longer"):
             reader.read("slow.md", slow)
         assert reader.read("next.md", b"# N\n\nwords\n").title == "N"
