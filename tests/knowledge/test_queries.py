@@ -31,7 +31,7 @@ ptxas /tmp/tmpxft_0001.ptx, line 77; error   : Instruction 'wgmma.mma_async' not
 2 errors detected in the compilation of "/tmp/build/x/kernel.cu".
 """
 TORCH = """Traceback (most recent call last):
-  File "/work/program.py", line 12, in forward
+  File "/srv/program.py", line 12, in forward
     return launch(x)
 RuntimeError: CUDA error: an illegal memory access was encountered
 CUDA kernel errors might be asynchronously reported at some other API call at address 0x7f33aa000000
