@@ -205,4 +205,7 @@ def test_another_verb_that_is_stopped_leaves_no_process(home: Path, cache: Path)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (143, "")
+    deadline = time.monotonic() + 10
+    while alive(below) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not alive(below)

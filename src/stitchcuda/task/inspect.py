@@ -6,6 +6,7 @@ The facts that come back describe the Task (shapes, randomness, state); they are
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import resource
@@ -18,6 +19,9 @@ from typing import Any
 
 from stitchcuda.errors import TaskError
 from stitchcuda.task.model import Task, TaskFacts
+
+PR_SET_PDEATHSIG = 1
+"""The trial ends with the process that started it, also when a signal ends that one between fork and ``try``."""
 
 
 def inspect_task(task: Task, *, timeout_s: float = 120) -> TaskFacts:
@@ -70,7 +74,10 @@ def _free_device_bytes() -> int:
 
 
 def _run_probe(task: Task, request: Path, answer: Path, log: Path, limit: int, timeout_s: float) -> int:
+    libc = ctypes.CDLL(None)
+
     def confine() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         if task.target.kind == "cpu":
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
