@@ -22,6 +22,11 @@ Status = Literal[
 Tier = Literal["screen", "publish"]
 Baseline = Literal["eager", "cuda_graph", "compile", "compile_reduce_overhead", "compile_max_autotune"]
 
+Layer = Literal[
+    "static", "build", "numerics", "state", "memory", "clocks", "census", "bounds", "confinement", "protocol"
+]
+"""The defences that see different things: two findings of different layers are independent evidence."""
+
 
 class Finding(BaseModel):
     """One integrity finding."""
@@ -31,6 +36,7 @@ class Finding(BaseModel):
     rule: str
     severity: Literal["reject", "flag"]
     evidence: str
+    layer: Layer | None = Field(default=None, description="which defence saw it")
 
 
 class OutputError(BaseModel):

@@ -85,6 +85,11 @@ class EvaluationSettings(BaseModel):
     disk_bytes: int = Field(default=512 << 20, description="private folder of a runner, bytes")
     processes: int = Field(default=2048, description="processes and threads of a runner")
     log_bytes: int = Field(default=64 << 10, description="kept of what a runner prints: half head, half tail, bytes")
+    exhaustive: bool = Field(
+        default=False,
+        description="let every layer look and collect its findings instead of stopping at the first rejection; "
+        "for the matrix of exploits, much slower",
+    )
     trace_calls: int = Field(default=3, ge=1, description="calls recorded by torch.profiler in a pass of its own")
     trace_program: bool = Field(default=True, description="take the census of kernels after the timed calls")
 
