@@ -38,6 +38,12 @@ class ModelAccessError(StitchError):
     exit_code = 1
 
 
+class KeyMissing(ModelAccessError):
+    """A model was named that needs an API key, and none is set: wrong use, found before any work."""
+
+    exit_code = 2
+
+
 class BudgetExceeded(StitchError):
     """A limit the user set (seconds, dollars, iterations, tokens) was reached."""
 

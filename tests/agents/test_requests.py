@@ -14,7 +14,7 @@ from stitchcuda.agents import Mind, Plan, ReplyRecord, RequestKey
 from stitchcuda.agents.llm import mind
 from stitchcuda.agents.settings import Limits, MindSettings, Patience, Prices
 from stitchcuda.agents.spending import Spend
-from stitchcuda.errors import BudgetExceeded, ModelAccessError, StitchError
+from stitchcuda.errors import BudgetExceeded, KeyMissing, ModelAccessError, StitchError
 from tests.agents.support import FEEDBACK, PLAN, MemoryLog, hasty, plan_request, verify_request
 from tests.support.scripted_endpoint import Answer, ScriptedEndpoint, drop, garbage, status, text, tool
 
@@ -225,8 +225,9 @@ def test_a_missing_key_names_its_variable_before_anything_is_asked(monkeypatch: 
     for provider, variable in (("openai", "OPENAI"), ("anthropic", "ANTHROPIC"), ("google", "GOOGLE")):
         for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY"):
             monkeypatch.delenv(name, raising=False)
-        with pytest.raises(ModelAccessError, match=f"{variable}_API_KEY"):
+        with pytest.raises(KeyMissing, match=f"{variable}_API_KEY") as caught:
             mind(f"{provider}:some-model", log=MemoryLog())
+        assert caught.value.exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["gpt-5", "openai:", "nobody:model", ""])

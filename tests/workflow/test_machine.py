@@ -172,6 +172,26 @@ def test_stop_is_heard_once_every_idea_had_its_first_turn(tmp_path: Path) -> Non
     assert "nothing more to gain" in result.stopped
 
 
+def test_after_a_stop_no_idea_gets_a_second_turn(tmp_path: Path) -> None:
+    table = {
+        "a/one": ["correct 1.5"],
+        "a/two": ["correct 1.8"],
+        "b/one": ["correct 1.3"],
+        "b/two": ["correct 1.4"],
+    }
+    ideas = [idea("a", ["one", "two"]), idea("b", ["one", "two"])]
+    mind = ToyMind([ideas], table, routes={"correct 1.8": "stop"})
+    result = go(new_folder(tmp_path, config()), mind)
+    assert [a for a in mind.asked if a.startswith("code")] == ["code a/one", "code b/one", "code a/two"]
+    assert "nothing more to gain" in result.stopped
+
+
+def test_a_stop_no_longer_counts_once_its_program_is_beaten(tmp_path: Path) -> None:
+    table = {"a/one": ["correct 1.3"], "b/one": ["correct 1.5"], "b/two": ["correct 1.8"]}
+    mind = ToyMind([[idea("a"), idea("b", ["one", "two"])]], table, routes={"correct 1.3": "stop"})
+    assert go(new_folder(tmp_path, config()), mind).over_best == 1.8
+
+
 def test_flat_rounds_bring_in_an_idea_that_waits(tmp_path: Path) -> None:
     settings = config(beam=1)
     table = {"a/one": ["correct 1.2", "correct 1.201", "correct 1.202", "correct 1.203"], "b/one": ["correct 1.5"]}

@@ -46,7 +46,7 @@ def mind(
 
     ``base_url`` is the address of any server that speaks the provider's protocol, for models of the same provider
     as ``model``. ``limits`` hold for the whole run; ``notify`` gets a sentence for each wait. Raises StitchError
-    for a bad name or address, ModelAccessError without a key, ToolMissing without the ``llm`` extra; nothing is
+    for a bad name or address, KeyMissing without a key, ToolMissing without the ``llm`` extra; nothing is
     asked yet.
     """
     settings = settings or MindSettings()

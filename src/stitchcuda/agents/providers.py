@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from stitchcuda.agents.secrets import KEY_VARIABLES, PLACEHOLDER, key_for
 from stitchcuda.agents.settings import Patience
 from stitchcuda.agents.spending import split_model
-from stitchcuda.errors import ModelAccessError, StitchError, ToolMissing
+from stitchcuda.errors import KeyMissing, StitchError, ToolMissing
 
 if TYPE_CHECKING:
     from pydantic_ai.models import Model
@@ -32,7 +32,7 @@ def check_access(model: str, base_url: str | None) -> None:
         raise StitchError(f"--base-url is '{base_url}'; expected http://HOST:PORT/v1 or https://HOST/...")
     if base_url is None and key_for(provider) is None:
         names = " or ".join(KEY_VARIABLES[provider])
-        raise ModelAccessError(
+        raise KeyMissing(
             f"{model} needs a key: the environment variable {names} is not set. "
             "Set it, name a server of your own with --base-url, or use --model recipes, which needs none."
         )

@@ -146,7 +146,7 @@ def _plain(config: RunConfig) -> dict[str, object]:
 
 
 def make_mind(config: RunConfig, journal: Journal, sink: events.EventSink, limits: Limits) -> Mind:
-    """The mind that the settings name. Raises ModelAccessError for a missing key, StitchError for a wrong name."""
+    """The mind that the settings name. Raises KeyMissing without a key, StitchError for a wrong name."""
     if config.free:
         from stitchcuda.recipes.mind import mind as recipes
 

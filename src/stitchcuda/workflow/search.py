@@ -167,10 +167,14 @@ class Search:
         self._turns.append(branch)
 
     def next(self) -> Branch | None:
-        """The branch whose turn it is; None when the round is over."""
+        """The branch whose turn it is; None when the round is over.
+
+        Once nothing more is to be gained from the best program, only branches that had no turn yet get one: an idea
+        never tried could still beat it, one that was tried had its say.
+        """
         while self._turns:
             branch = self._turns.popleft()
-            if branch.open:
+            if branch.open and not (self.enough and branch.tried):
                 return branch
         return None
 
@@ -191,6 +195,7 @@ class Search:
         if self.best is None or trial.score > self.best.score:
             if self.best is None or trial.score > self.best.score * (1 + NOISE):
                 self.stale = 0
+                self.enough = False
             self.best = trial
         if trial.score >= before * (1 - NOISE):
             branch.best, branch.own = trial, True
