@@ -53,6 +53,7 @@ def bound_findings(work: dict[str, float], device: Device, median: float) -> lis
             Finding(
                 rule="impossible",
                 severity="reject",
+                layer="bounds",
                 evidence=f"{median * 1e3:.4f} ms a call, but moving {must_move / 1e6:.1f} MB alone "
                 f"takes {floor * 1e3:.4f} ms",
             )
@@ -63,6 +64,7 @@ def bound_findings(work: dict[str, float], device: Device, median: float) -> lis
             Finding(
                 rule="less_work",
                 severity="flag",
+                layer="bounds",
                 evidence=f"{work['flops'] / 1e9:.3g} GFLOP of the reference cannot be done in "
                 f"{median * 1e3:.4f} ms on this device; "
                 "the Program does less work (algebra) or does not do it",

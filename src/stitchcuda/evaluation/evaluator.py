@@ -132,13 +132,13 @@ class Evaluator:
         try:
             return work.run()
         except Failure as failure:
-            return work.failed(failure.status, failure.message, failure.log)
+            return work.failed(failure)
         except InfrastructureError as error:
             self._stop_oracle()
-            return work.failed("infrastructure_error", str(error), "")
+            return work.failed(Failure("infrastructure_error", str(error)))
         except OSError as error:
             self._stop_oracle()
-            return work.failed("infrastructure_error", f"the machine refused something: {error}", "")
+            return work.failed(Failure("infrastructure_error", f"the machine refused something: {error}"))
         finally:
             work.close()
 
@@ -155,8 +155,8 @@ class Evaluator:
         wanted = self.settings.interleave
         return self.kind == "cpu" if wanted is None else wanted
 
-    def room(self, count: int) -> bool:
-        """Whether so many subjects fit beside each other and the oracle: in host memory, and on the device."""
+    def room(self, count: int, programs: int = 0) -> bool:
+        """Whether so many subjects, ``programs`` of them Programs, fit beside each other and the oracle: in host memory, and on the device."""
         plan = self.plan
         tensors = plan["inputs"] + plan["outputs"]
         on_host = 3 * tensors + 2 * plan["state"] if self.kind == "cpu" else plan["state"] + (1 << 30)
@@ -164,9 +164,11 @@ class Evaluator:
             return False
         if self.kind == "cpu":
             return True
-        each = tensors + 2 * plan["state"] + 3 * plan["peak"] + (1 << 30)
-        oracle = 3 * plan["state"] + 4 * plan["peak"]
-        return bool(count * each + oracle < plan["device_free"])
+        # A Program may pack its weights beside their originals; stock options read one shared copy of the state, and the
+        # oracle holds it in fp64 and under noise too.
+        each = tensors + plan["state"] + 3 * plan["peak"] + (1 << 30)
+        oracle = 5 * plan["state"] + 4 * plan["peak"]
+        return bool(count * each + programs * 2 * plan["state"] + oracle < plan["device_free"])
 
     def session(self, subject: Subject) -> Session:
         """A session, not yet open; closed with the Evaluator at the latest."""

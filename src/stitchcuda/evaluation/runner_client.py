@@ -7,6 +7,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -21,20 +22,37 @@ from pathlib import Path
 from typing import Any
 
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation import sandbox, wire
-from stitchcuda.evaluation.model import Status
+from stitchcuda.evaluation import nursery, sandbox, wire
+from stitchcuda.evaluation.model import Finding, Layer, Status
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Code, Op, Reply
 
+LAYERS: dict[Status, Layer] = {"wrong_output": "numerics", "build_failed": "build"}
+"""Which defence sees a failure, unless it is said; the rest is the protocol's: a record is missing or late."""
+
+REFUSED = re.compile(
+    r"PermissionError|Operation not permitted|Read-only file system|Network is unreachable|Permission denied|"
+    r"No space left|File too large|Address family not supported"
+)
+"""How a refusal of the confinement reads in a Program's own error."""
+
 
 class Failure(Exception):
-    """The subject failed: a status and a sentence."""
+    """The subject failed: a status and a sentence, and which rule of which layer saw it."""
 
-    def __init__(self, status: Status, message: str, log: str = "") -> None:
+    def __init__(
+        self, status: Status, message: str, log: str = "", *, rule: str = "", layer: Layer | None = None
+    ) -> None:
         super().__init__(message)
         self.status: Status = status
         self.message = message
         self.log = log
+        self.rule = rule or status
+        self.layer: Layer = layer or LAYERS.get(status, "protocol")
+
+    def finding(self) -> Finding:
+        """The same as an integrity finding."""
+        return Finding(rule=self.rule, severity="reject", evidence=self.message, layer=self.layer)
 
     @property
     def sentence(self) -> str:
@@ -112,7 +130,14 @@ class RunnerClient:
             reference = str(self.workdir / "reference.py")
             Path(reference).write_text(subject.source)
         extra = dict(subject.environment)
-        config = {
+        inherited = {
+            "arena_fd": self.arena_fd,
+            "program_fd": self.program_fd,
+            "command_fd": command_read,
+            "reply_fd": reply_write,
+            "leash_fd": leash_read,
+        }
+        config = inherited | {
             "subject": "reference" if subject.trusted else "program",
             "variant": subject.name if subject.trusted else "",
             "reference": reference,
@@ -121,11 +146,6 @@ class RunnerClient:
             "level": level,
             "trusted": subject.trusted,
             "workdir": str(self.workdir),
-            "arena_fd": self.arena_fd,
-            "program_fd": self.program_fd,
-            "command_fd": command_read,
-            "reply_fd": reply_write,
-            "leash_fd": leash_read,
             "environment": sandbox.scrubbed_environment(str(self.workdir), extra),
             "limits": {
                 "file_bytes": settings.disk_bytes,
@@ -136,11 +156,13 @@ class RunnerClient:
             "torch_folder": _torch_folder(),
             "readable": _readable(subject),
         }
-        inherited = [command_read, reply_write, leash_read, self.arena_fd, self.program_fd]
+        forked = None
+        if kind == "cpu":
+            forked = nursery.start_runner(config, inherited | {nursery.STDOUT: output_write}, _torch_folder())
         try:
-            self.process = subprocess.Popen(
+            self.process: nursery.Process = forked or subprocess.Popen(
                 [sys.executable, "-I", sandbox.__file__, json.dumps(config)],
-                pass_fds=inherited,
+                pass_fds=list(inherited.values()),
                 stdin=subprocess.DEVNULL,
                 stdout=output_write,
                 stderr=output_write,
@@ -195,7 +217,11 @@ class RunnerClient:
             reply = None
         if reply is None or (reply.op, reply.call, reply.token) != (op, call, token):
             self.close()
-            raise Failure("dishonest", f"a forged, duplicate or out-of-order record came while {_DOING[op]} ran")
+            raise Failure(
+                "dishonest",
+                f"a forged, duplicate or out-of-order record came while {_DOING[op]} ran",
+                rule="forged_record",
+            )
         if reply.code in (Code.RAISED, Code.OUT_OF_MEMORY, Code.PROTOCOL):
             raise self._raised(op, reply.code)
         return reply
@@ -206,7 +232,8 @@ class RunnerClient:
         log = str(report.get("trace", ""))
         if code == Code.OUT_OF_MEMORY:
             return Failure("out_of_memory", f"{_DOING[op]} ran out of memory: {_first_line(error)}", log)
-        return Failure("crashed", f"{_DOING[op]} raised {_first_line(error)}", log)
+        layer: Layer | None = "confinement" if REFUSED.search(error) else None
+        return Failure("crashed", f"{_DOING[op]} raised {_first_line(error)}", log, layer=layer)
 
     def _death(self, op: Op) -> Failure:
         try:

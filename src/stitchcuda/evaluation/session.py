@@ -161,6 +161,7 @@ class Session:
             session=self.number,
             arena=vars(runner.arena),
             ipc=self.ipc,
+            trusted=self.subject.trusted,
             flush_bytes=self.settings.flush_bytes,
         )
         self.attached = True
@@ -233,7 +234,7 @@ class Session:
             self.live.ask(Op.EXPORT_HELD, timeout_s=self.settings.load_timeout_s, argument=index)
             verdict = self.oracle.ask("check_held", session=self.number, index=index)
             if not verdict["ok"]:
-                raise Failure("wrong_output", verdict["message"])
+                raise Failure("wrong_output", verdict["message"], rule="output_reused", layer="memory")
 
     def trace(self) -> str:
         """A torch.profiler pass over the inputs last taken; the runner's raw report."""

@@ -68,6 +68,7 @@ def clock_finding(samples: Sequence[Sample], noop: float) -> Finding | None:
     return Finding(
         rule="clock",
         severity="reject",
+        layer="clocks",
         evidence=(
             f"the runner's clock says {theirs * 1e3:.3f} ms a call, the supervisor's {ours * 1e3:.3f} ms "
             f"(no-op hand-over {noop * 1e6:.0f} us, median of {len(samples)} calls)"

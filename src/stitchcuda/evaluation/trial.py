@@ -18,7 +18,7 @@ from stitchcuda import __version__
 from stitchcuda.evaluation import bounds
 from stitchcuda.evaluation.build import build
 from stitchcuda.evaluation.integrity.census import take_census
-from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, OutputError, Status, Tier, Timing
+from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, Layer, OutputError, Status, Tier, Timing
 from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session
@@ -80,6 +80,8 @@ class Trial:
         self.began = time.monotonic()
         self.seconds: dict[str, float] = {}
         self.findings: list[Finding] = []
+        self.first: Failure | None = None
+        """In exhaustive mode, what would have ended the trial."""
         self.checks = Checks()
         self.timings: dict[str, Timing] = {}
         self.notes: dict[str, str] = {}
@@ -202,7 +204,12 @@ class Trial:
     def finish(self, session: Session) -> None:
         """After the timed calls of the Program: the clocks agree, kept outputs are unchanged."""
         self._clock(session)
-        session.check_held()
+        try:
+            session.check_held()
+        except Failure as failure:
+            if failure.status != "wrong_output":
+                raise
+            self.refuse(failure)
 
     def slowed(self, stock: list[Session], beside: dict[str, Samples]) -> dict[str, Samples]:
         """Stock options that are much faster now that the Program has ended than they were ``beside`` it: a flag, and
@@ -225,7 +232,7 @@ class Trial:
         if alone:
             names = ", ".join(alone)
             evidence = f"{names} ran much slower beside the Program than after its end; the times after it count"
-            self.findings.append(Finding(rule="slows_others", severity="flag", evidence=evidence))
+            self.note(Finding(rule="slows_others", severity="flag", evidence=evidence, layer="clocks"))
         return alone
 
     def checked(self, verdict: dict[str, Any], full: bool) -> None:
@@ -233,12 +240,24 @@ class Trial:
         with self.lock:
             self.checks.add(verdict, full)
         if not verdict["ok"]:
-            raise Failure("wrong_output", verdict["message"])
+            self.refuse(Failure("wrong_output", verdict["message"], layer=_layer(verdict)))
         if verdict["changed_inputs"]:
             names = ", ".join(verdict["changed_inputs"][:5])
             evidence = f"a call changes its input {names}, which the reference leaves as it was; write to new tensors"
-            self.findings.append(Finding(rule="input_mutation", severity="reject", evidence=evidence))
-            raise Failure("dishonest", evidence)
+            self.refuse(Failure("dishonest", evidence, rule="input_mutation", layer="memory"))
+
+    def note(self, finding: Finding) -> None:
+        """Keep a finding; the first of each rule and layer."""
+        with self.lock:
+            if all((f.rule, f.layer) != (finding.rule, finding.layer) for f in self.findings):
+                self.findings.append(finding)
+
+    def refuse(self, failure: Failure) -> None:
+        """End the trial; in exhaustive mode remember it and let the other layers look."""
+        if not self.settings.exhaustive:
+            raise failure
+        self.note(failure.finding())
+        self.first = self.first or failure
 
     def _clock(self, session: Session) -> None:
         """Compare clocks; on disagreement measure again, since a busy machine delays hand-overs too."""
@@ -248,8 +267,9 @@ class Trial:
             if finding is None:
                 return
             if attempt == CLOCK_ATTEMPTS - 1:
-                self.findings.append(finding)
-                raise Failure("dishonest", f"the clocks disagree: {finding.evidence}")
+                message = f"the clocks disagree: {finding.evidence}"
+                self.refuse(Failure("dishonest", message, rule=finding.rule, layer=finding.layer))
+                return
             earlier = len(session.samples)
             least = self.settings.screen_min_calls
             self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
@@ -263,7 +283,7 @@ class Trial:
         try:
             self.trace = self.evaluator.take_trace(session, self.program)
         except Failure as failure:
-            self.findings.append(Finding(rule="no_trace", severity="flag", evidence=failure.message))
+            self.note(Finding(rule="no_trace", severity="flag", evidence=failure.message, layer="census"))
         self.spent("trace", began)
 
     def _keep_baseline(self, name: str, timing: Timing) -> None:
@@ -278,10 +298,12 @@ class Trial:
         missing = {name for session in self.programs for name in session.missing_state}
         if missing:
             names = ", ".join(sorted(missing)[:5])
-            self.findings.append(
-                Finding(rule="state_update", severity="flag", evidence=f"a call leaves {names} as it was")
-            )
-        self.findings += bounds.bound_findings(evaluator.plan["work"], evaluator.device, median)
+            evidence = f"a call leaves {names} as it was"
+            self.note(Finding(rule="state_update", severity="flag", evidence=evidence, layer="state"))
+        for finding in bounds.bound_findings(evaluator.plan["work"], evaluator.device, median):
+            self.note(finding)
+        if self.first is not None:
+            return self._ended(self.first)
         rejected = next((f for f in self.findings if f.severity == "reject"), None)
         if rejected is not None:
             status: Status = "impossible" if rejected.rule == "impossible" else "dishonest"
@@ -296,12 +318,17 @@ class Trial:
         sound = [ratio for name, ratio in speedup.items() if "error budget" not in self.notes.get(name, "")]
         return speedup | ({"over_best": min(sound)} if sound else {})
 
-    def failed(self, status: Status, message: str, log: str) -> Evaluation:
-        """The Evaluation of a Program that did not come through."""
-        self.log = log or self.log
-        correctness = self.checks.correctness(message) if status == "wrong_output" else None
+    def failed(self, failure: Failure) -> Evaluation:
+        """The Evaluation of a Program that did not come through; what ended it first counts."""
+        if failure.status == "dishonest" or (self.settings.exhaustive and failure.status != "infrastructure_error"):
+            self.note(failure.finding())
+        return self._ended(self.first or failure)
+
+    def _ended(self, failure: Failure) -> Evaluation:
+        self.log = failure.log or self.log
+        correctness = self.checks.correctness(failure.message) if failure.status == "wrong_output" else None
         self.timings = {}
-        return self._evaluation(status, message, correctness)
+        return self._evaluation(failure.status, failure.message, correctness)
 
     def _evaluation(
         self, status: Status, message: str, correctness: Correctness | None, speedup: dict[str, float] | None = None
@@ -363,6 +390,13 @@ class Trial:
             "program": self.program.digest,
         }
         return provenance | {f"baseline:{name}": note for name, note in self.notes.items()}
+
+
+def _layer(verdict: dict[str, Any]) -> Layer:
+    """Which defence saw a wrong output: the oracle may say; a piece of state is the state's."""
+    said: Layer | None = verdict.get("layer")
+    bad = next((output["output"] for output in verdict["outputs"] if not output["ok"]), "")
+    return said or ("state" if bad.startswith("state:") else "numerics")
 
 
 def _shorten(text: str, limit: int) -> str:
