@@ -21,6 +21,9 @@ from stitchcuda.task.reference import Reference, apply_precision
 Result = tuple[Any, dict[str, torch.Tensor]]
 """The outputs of one call, and the state it changed, by name."""
 
+LARGE_STATE = 2 << 30
+"""Bytes of a model's state from which on the constructor's values are kept on the host."""
+
 LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 """Modules whose parameters are read in part only."""
 
@@ -99,6 +102,8 @@ class Expectation:
             if not torch.equal(torch.nan_to_num(tensor), torch.nan_to_num(self.pristine[name]))
         ]
         restore(self.model, self.pristine)
+        if sum(tensor.numel() * tensor.element_size() for tensor in self.pristine.values()) > LARGE_STATE:
+            self.pristine = self.current = {name: tensor.cpu() for name, tensor in self.pristine.items()}
 
     def renew(self, nonce: bytes) -> None:
         """Put the model into the state that ``nonce`` stands for."""

@@ -48,6 +48,7 @@ class Oracle:
         self.tolerance: dict[str, float] = {}
         self.nonce = b""
         self.judge: Judge
+        self.shared: tuple[buffers.DeviceBuffers, torch.Tensor, dict[str, Any]] | None = None
 
     def init(self, m: dict[str, Any]) -> dict[str, Any]:
         """Load the task; returns the sizes a session's arena needs, and the work one call is."""
@@ -121,7 +122,9 @@ class Oracle:
             session.device = buffers.DeviceBuffers()
         for region in ("inputs", "outputs", "state"):
             offset, size = arena.offsets[region]
-            if region in m["ipc"]:
+            if region == "state" and m["ipc"] and m["trusted"] and not self._constructor_tensors():
+                session.data[region], handles[region] = self._shared_state(m["ipc"][region])
+            elif region in m["ipc"]:
                 assert session.device is not None
                 tensor, handle = session.device.allocate(region, m["ipc"][region])
                 handles[region] = {"handle": handle.hex(), "size": m["ipc"][region]}
@@ -143,6 +146,19 @@ class Oracle:
         wire.put_text(session.view, arena, "setup", json.dumps(setup))
         self.sessions[m["session"]] = session
         return {}
+
+    def _constructor_tensors(self) -> bool:
+        """Whether the constructor's arguments hold tensors, which travel through the state's buffer."""
+        return layout.needed(self.expectation.init_inputs) > layout.ALIGNMENT
+
+    def _shared_state(self, size: int) -> tuple[torch.Tensor, dict[str, Any]]:
+        """One buffer for the state of all trusted sessions, which all read the same: it may be as large as the model.
+        Programs never share theirs."""
+        if self.shared is None:
+            owner = buffers.DeviceBuffers()
+            tensor, handle = owner.allocate("state", size)
+            self.shared = owner, tensor, {"handle": handle.hex(), "size": size}
+        return self.shared[1], self.shared[2]
 
     def detach(self, m: dict[str, Any]) -> dict[str, Any]:
         """Forget a session and free its buffers."""

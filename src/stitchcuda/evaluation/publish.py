@@ -43,7 +43,7 @@ class Publication:
         those of one, each is alone. Raises Failure of the Program."""
         rounds, count = self.settings.publish_processes, 1 + len(self.names)
         most = rounds if self.evaluator.kind == "cuda" else 1
-        held = next((number for number in range(most, 0, -1) if self.evaluator.room(number * count)), 0)
+        held = next((number for number in range(most, 0, -1) if self.evaluator.room(number * count, number)), 0)
         try:
             if not held:
                 raise Crowded

@@ -197,9 +197,11 @@ class Runner:
             plan.append((own, tensor))
         with self.torch.no_grad():
             for own, tensor in plan:
-                own.detach().copy_(self.layout.unpack_tensor(tensor, self.data["state"], self.config["kind"]))
+                own.detach().copy_(self.layout.unpack_tensor(tensor, self.data["state"], None))
         self.find_watched()
         self.sync()
+        if self.cuda:
+            self.torch.cuda.empty_cache()
 
     def prepare(self) -> int:
         """Pack or fold weights (a Program), or wrap the model (a baseline); nanoseconds."""
