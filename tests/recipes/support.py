@@ -108,7 +108,7 @@ def twins(module: Any, task: Task) -> tuple[nn.Module, nn.Module, Reference]:
     generator = torch.Generator().manual_seed(5)
     for name, value in model.state_dict().items():
         if value.is_floating_point():
-            noise = torch.rand(value.shape, generator=generator).to(value.dtype)
+            noise = torch.rand(value.shape, generator=generator).to(value)
             value.mul_(0.8 + 0.4 * noise).add_(0.1 * noise)
         new.state_dict()[name].copy_(value)
     return model, new, reference
