@@ -88,3 +88,13 @@ def test_labels(own: float, library: float, label: str) -> None:
     trace = parse_trace(report(rows), subject="program", target="cuda", own=frozenset({"fused"}))
     assert trace is not None
     assert take_census(trace).label == label
+
+
+@pytest.mark.parametrize(
+    ("operator", "label"), [("mkldnn::_convolution_pointwise", "library"), ("aten::mkldnn_convolution", "host_only")]
+)
+def test_library_routines_that_a_program_calls_itself_are_its_work_on_cpu(operator: str, label: str) -> None:
+    rows = [row(operator, 0.7) | {"kind": "op"}, row("aten::copy_", 0.3) | {"kind": "op"}]
+    trace = parse_trace(report(rows), subject="program", target="cpu", own=frozenset())
+    assert trace is not None
+    assert take_census(trace).label == label
