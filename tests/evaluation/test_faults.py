@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
 
 import pytest
 
+from stitchcuda.evaluation import sandbox
 from stitchcuda.evaluation.evaluator import Evaluator
 from tests.evaluation.conftest import DEVICE, QUICK, Judge, make_facts, make_task, program
 
@@ -87,24 +89,25 @@ for _ in range(5):
             time.sleep(600)
         os._exit(0)
 """ + with_body("import os; os.fork() or __import__('time').sleep(600)")
+    assert judge(TASK, with_body("pass")).status == "correct"
+    before = processes()
     evaluation = judge(TASK, forks, settings=QUICK.model_copy(update={"call_timeout_s": 3.0}))
     assert evaluation.status in ("correct", "timed_out", "crashed", "dishonest")
-    time.sleep(0.2)
-    assert not runner_processes()
+    until = time.monotonic() + 10
+    while processes() - before and time.monotonic() < until:
+        time.sleep(0.05)
+    assert processes() <= before
 
 
-def runner_processes() -> list[str]:
-    """Command lines of sandboxed processes that still run under this process."""
-    found = []
+def processes() -> set[int]:
+    """Everything below this process, and runners that were left to init."""
+    found = set(sandbox.descendants(os.getpid()))
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except OSError:
-                continue
-            if "evaluation/sandbox.py" in line and parent in (os.getpid(), 1):
-                found.append(line)
+                if parent == 1 and b"evaluation/nursery.py" in (entry / "cmdline").read_bytes():
+                    found.add(int(entry.name))
     return found
 
 
@@ -187,6 +190,8 @@ def test_network_is_out_of_reach(judge: Judge) -> None:
 def test_keys_do_not_reach_the_program(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     body = "import os; assert not [k for k in os.environ if 'KEY' in k], 'a key is here'"
+    assert judge(TASK, with_body(body)).status == "correct"
+    body = "assert b'KEY' not in open('/proc/self/environ', 'rb').read(), 'a key was here'"
     assert judge(TASK, with_body(body)).status == "correct"
 
 

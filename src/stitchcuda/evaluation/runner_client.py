@@ -129,7 +129,7 @@ class RunnerClient:
         if subject.trusted:
             reference = str(self.workdir / "reference.py")
             Path(reference).write_text(subject.source)
-        extra = dict(subject.environment)
+        environment = sandbox.scrubbed_environment(str(self.workdir), dict(subject.environment))
         inherited = {
             "arena_fd": self.arena_fd,
             "program_fd": self.program_fd,
@@ -146,7 +146,7 @@ class RunnerClient:
             "level": level,
             "trusted": subject.trusted,
             "workdir": str(self.workdir),
-            "environment": sandbox.scrubbed_environment(str(self.workdir), extra),
+            "environment": environment,
             "limits": {
                 "file_bytes": settings.disk_bytes,
                 "disk_bytes": settings.disk_bytes,
@@ -166,6 +166,7 @@ class RunnerClient:
                 stdin=subprocess.DEVNULL,
                 stdout=output_write,
                 stderr=output_write,
+                env=environment,
                 start_new_session=True,
                 cwd="/",
             )

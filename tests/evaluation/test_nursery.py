@@ -1,0 +1,98 @@
+"""Runners forked from one process that has torch: what they share, what they do not, and what happens without it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.evaluation import nursery, sandbox, wire
+from stitchcuda.evaluation.runner_client import RunnerClient, Subject
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.wire import Op
+
+ARENA = wire.Arena(setup=4096, structure=4096, report=1 << 16, inputs=4096, outputs=4096, state=4096)
+
+
+def start() -> RunnerClient:
+    """A runner that has nothing to run yet."""
+    runner = RunnerClient(Subject("program"), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings())
+    runner.ask(Op.HELLO, timeout_s=60)
+    return runner
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def test_runners_come_from_one_process_each_confined_anew() -> None:
+    one, two = start(), start()
+    assert parent(one.process.pid) == parent(two.process.pid)
+    for runner in (one, two):
+        leash, *_, inner = [runner.process.pid, *sandbox.descendants(runner.process.pid)]
+        assert os.getsid(leash) == leash
+        if not sandbox.probe():
+            assert os.stat(f"/proc/{inner}").st_uid >= sandbox.FIRST_UID
+            assert os.readlink(f"/proc/{inner}/ns/net") != os.readlink("/proc/self/ns/net")
+        assert runner.report()["missing"] == sandbox.probe()
+    one.close()
+    two.ask(Op.NOOP, timeout_s=10)
+    two.close()
+
+
+def test_a_later_runner_is_quick() -> None:
+    start().close()
+    took = []
+    for _ in range(3):
+        began = time.monotonic()
+        start().close()
+        took.append(time.monotonic() - began)
+    assert min(took) < 1, "an interpreter that imports torch takes longer"
+
+
+def test_the_process_holds_neither_keys_nor_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "planted")
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    runner = start()
+    mother = parent(runner.process.pid)
+    for pid in (mother, runner.process.pid):
+        began_with = Path(f"/proc/{pid}/environ").read_bytes()
+        assert b"planted" not in began_with
+        assert b"OMP_NUM_THREADS=3" in began_with, "what libraries read when they are loaded is as it is now"
+    assert len(os.listdir(f"/proc/{mother}/fd")) <= 4, "its end of the channel and nothing of any runner's"
+    runner.close()
+
+
+def test_an_exit_code_is_told_once_the_process_has_ended() -> None:
+    runner = start()
+    assert runner.process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        runner.process.wait(timeout=0.01)
+    os.kill(runner.process.pid, signal.SIGKILL)
+    assert runner.process.wait(timeout=10) == -signal.SIGKILL
+    assert runner.process.poll() == -signal.SIGKILL
+    runner.close()
+
+
+def test_a_dead_nursery_is_replaced_and_its_runners_can_still_be_closed() -> None:
+    runner = start()
+    os.kill(parent(runner.process.pid), signal.SIGKILL)
+    runner.close()
+    assert not runner.alive()
+    start().close()
+
+
+def test_without_a_nursery_a_runner_is_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(torch_folder: str) -> nursery.Nursery:
+        raise OSError("no process can be started")
+
+    monkeypatch.setattr(nursery, "nursery", refuse)
+    runner = start()
+    assert parent(runner.process.pid) == os.getpid()
+    assert json.dumps(runner.report()["missing"])
+    runner.close()
