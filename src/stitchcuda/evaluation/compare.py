@@ -39,8 +39,13 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distance(value: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Distance of ``value`` from ``reference``, both of one shape, computed in float64."""
+    """Distance of ``value`` from ``reference``, both of one shape, computed in float64.
+
+    For integers and booleans it is the share of elements that differ, and nothing else.
+    """
     left, right = _rows(value), _rows(reference)
+    if not right.is_floating_point():
+        return _disagreement(left, right)
     square = norm = largest = scale = 0.0
     same = True
     for at in range(0, left.numel(), CHUNK):
@@ -61,6 +66,14 @@ def distance(value: torch.Tensor, reference: torch.Tensor) -> Distance:
         scale = max(scale, float(b.abs().max()))
     relative = math.sqrt(square) / math.sqrt(norm) if norm > 0 else (0.0 if square == 0 else math.inf)
     return Distance(relative, largest, scale, same)
+
+
+def _disagreement(left: torch.Tensor, right: torch.Tensor) -> Distance:
+    differ = 0
+    for at in range(0, right.numel(), CHUNK):
+        there = right[at : at + CHUNK]
+        differ += int((left[at : at + CHUNK].to(there.device) != there).sum())
+    return Distance(differ / max(1, right.numel()), 0.0, 0.0, True)
 
 
 @dataclass(frozen=True)
@@ -91,6 +104,12 @@ def budget(tolerance: dict[str, float], eager: Distance, moved: Distance) -> Bud
     relative = max(tolerance["floor"], factor * eager.relative, factor * moved.relative)
     largest = tolerance["element_floor"] * eager.scale + element_factor * max(eager.max_abs, moved.max_abs)
     return Budget(relative if math.isfinite(relative) else 1e300, max(largest, TINY))
+
+
+def tie_budget(tolerance: dict[str, float], eager: Distance, moved: Distance) -> Budget:
+    """The budget of integers and booleans, as a share of elements: where eager agrees with fp64 and small noise changes
+    nothing, every element must be equal; ties that rounding decides may fall as often otherwise as noise makes them."""
+    return Budget(min(1.0, tolerance["factor"] * max(eager.relative, moved.relative)), 0.0)
 
 
 def mismatch(got: torch.Tensor, expected: torch.Tensor, allowed: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import traceback
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,12 @@ LARGE_STATE = 2 << 30
 
 LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 """Modules whose parameters are read in part only."""
+
+PIECES = (4, 16)
+"""Where fp64 does not fit the device at once: parts of the batch, where rows do not depend on each other."""
+
+INDEPENDENT = 1e-4
+"""Relative difference up to which eager on a part of the batch gives the same rows as eager on all of it."""
 
 
 def derive(nonce: bytes, label: str) -> int:
@@ -57,6 +64,26 @@ def _same_bits(one: torch.Tensor, two: Any) -> bool:
     )
 
 
+def split_batch(inputs: list[Any], splits: set[int], count: int) -> Iterator[list[Any]]:
+    """``inputs`` in up to ``count`` parts of the batch: the tensors at ``splits`` (counted over all leaves) are cut."""
+    flat, structure = pytree.tree_flatten(inputs)
+    places = [at for at, leaf in enumerate(flat) if isinstance(leaf, torch.Tensor)]
+    chosen = {places[at] for at in splits}
+    size = flat[min(chosen)].shape[0]
+    step = -(-size // count)
+    for start in range(0, size, step):
+        part = [leaf[start : start + step] if at in chosen else leaf for at, leaf in enumerate(flat)]
+        yield pytree.tree_unflatten(part, structure)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """Let go of the tensors that an error's frames hold, before memory is asked for again."""
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 class Expectation:
     """The reference under one secret state. ``task`` needs the attributes of ``task.model.Task`` only."""
 
@@ -76,7 +103,11 @@ class Expectation:
         self.changes_inputs = False
         self.exact_model: nn.Module | None = None
         self.exact_device = self.device
+        self.exact_pieces = 1
         self.exact_note = "fp64"
+        self.exact_on_host = True
+        """Whether fp64 may go to host memory where the device's does not hold it, which can take minutes."""
+        self.seeded = False
 
     def _construct(self, seed: int, *, on_device: bool = True) -> nn.Module:
         seed_all(seed)
@@ -107,9 +138,14 @@ class Expectation:
 
     def renew(self, nonce: bytes) -> None:
         """Put the model into the state that ``nonce`` stands for."""
+        self.seeded = False
+        self.reweigh(derive(nonce, "state"))
+
+    def reweigh(self, seed: int) -> None:
+        """Perturb the constructor's state anew, another way for every seed."""
         if self.perturbed or self.current is self.pristine:
             restore(self.model, self.pristine)
-        self.perturbed = perturb(self.model, derive(nonce, "state"))
+        self.perturbed = perturb(self.model, seed)
         self.current = snapshot(self.model)
         self._refresh_exact()
 
@@ -119,6 +155,22 @@ class Expectation:
         self.pristine = self.current = snapshot(self.model)
         self.perturbed = set()
         self.exact_model = None
+        self.seeded = True
+
+    @contextlib.contextmanager
+    def under(self, state: dict[str, torch.Tensor]) -> Iterator[None]:
+        """The model in another state of the same names and shapes, for a while."""
+        before = self.current
+        try:
+            self._bring(state)
+            yield
+        finally:
+            self._bring(before)
+
+    def _bring(self, state: dict[str, torch.Tensor]) -> None:
+        restore(self.model, state)
+        self.current = state
+        self._refresh_exact()
 
     def inputs(self, nonce: bytes, label: str, case: str | None) -> list[Any]:
         """Fresh inputs; where the source ignores the seed, its floats are moved by about one percent."""
@@ -153,26 +205,84 @@ class Expectation:
         return self.changes_inputs or sum(sizes) < 2 << 30
 
     def exact(self, inputs: list[Any]) -> Result | None:
-        """The same call in fp64; None when the reference cannot run in fp64 (or draws random numbers)."""
+        """The same call in fp64; None when the reference cannot run in fp64 (or draws random numbers).
+
+        Where the device's memory is short, in parts of the batch if its rows are independent, else on the host.
+        """
         if self.stochastic or self.exact_note == "eager":
             return None
-        for device in dict.fromkeys((self.exact_device, "cpu")):
+        pieces = [count for count in (1, *PIECES) if count >= self.exact_pieces]
+        ways = [(self.exact_device, count) for count in pieces]
+        hopeless: set[str] = set()
+        for device, count in ways + ([("cpu", 1)] if self.exact_on_host and self.exact_device != "cpu" else []):
+            if device in hopeless:
+                continue
             try:
-                if self.exact_model is None or self.exact_device != device:
-                    self.exact_device = device
-                    self._build_exact()
-                assert self.exact_model is not None
-                place = "cpu" if self.on_host else device
-                doubled = map_floats(inputs, lambda t: t.double())
-                doubled = pytree.tree_map_only(torch.Tensor, lambda t: t.to(place), doubled)  # noqa: B023
-                state = {name: tensor.to(device) for name, tensor in self.current.items() if name in self.watch}
-                with default_dtype(torch.float64):
-                    result = self._run(self.exact_model, doubled, -1, state)
-                self.exact_note = "fp64" if device == self.device else "fp64 on the host"
-                return result
-            except (RuntimeError, TypeError, ValueError):
+                if count > 1:
+                    result = self._exact_in_pieces(inputs, device, count)
+                    if result is None:
+                        continue
+                else:
+                    result = self._exact(inputs, device)
+            except (RuntimeError, TypeError, ValueError) as error:
                 self.exact_model = None
+                if not isinstance(error, torch.OutOfMemoryError):
+                    hopeless.add(device)
+                _forget_frames(error)
+                continue
+            self.exact_pieces = count
+            self.exact_note = "fp64" if device == self.device else "fp64 on the host"
+            return result
         self.exact_note = "eager"
+        return None
+
+    def _exact(self, inputs: list[Any], device: str) -> Result:
+        if self.exact_model is None or self.exact_device != device:
+            self.exact_device = device
+            self._build_exact()
+        assert self.exact_model is not None
+        place = "cpu" if self.on_host else device
+        doubled = map_floats(inputs, lambda t: t.double())
+        doubled = pytree.tree_map_only(torch.Tensor, lambda t: t.to(place), doubled)
+        state = {name: tensor.to(device) for name, tensor in self.current.items() if name in self.watch}
+        with default_dtype(torch.float64):
+            return self._run(self.exact_model, doubled, -1, state)
+
+    def _exact_in_pieces(self, inputs: list[Any], device: str, count: int) -> Result | None:
+        """As ``_exact``, a part of the batch at a time; None where rows are not independent of each other."""
+        splits = self._splits(inputs)
+        if splits is None or self.watch:
+            return None
+        parts = [self._exact(part, device)[0] for part in split_batch(inputs, splits, count)]
+        flat = [pytree.tree_leaves(part) for part in parts]
+        joined = [torch.cat(tensors) for tensors in zip(*flat, strict=True)]
+        return pytree.tree_unflatten(joined, pytree.tree_structure(parts[0])), {}
+
+    def _splits(self, inputs: list[Any]) -> set[int] | None:
+        """Which input tensors to split along the batch, so that the outputs are split alike; by trying with eager."""
+        tensors = [t for t in pytree.tree_leaves(inputs) if isinstance(t, torch.Tensor)]
+        batch = next((t.shape[0] for t in tensors if t.dim() and t.shape[0] > 1), 0)
+        fits = {at for at, t in enumerate(tensors) if t.dim() and t.shape[0] == batch}
+        if not batch:
+            return None
+        whole = pytree.tree_leaves(self.eager(inputs, 0)[0])
+        if not all(isinstance(t, torch.Tensor) and t.dim() and t.shape[0] == batch for t in whole):
+            return None
+        for splits in (fits, {min(fits)}):
+            try:
+                start = 0
+                for part in split_batch(inputs, splits, 4):
+                    rows = pytree.tree_leaves(self.eager(part, 0)[0])
+                    size = rows[0].shape[0]
+                    for all_rows, some in zip(whole, rows, strict=True):
+                        near = all_rows[start : start + size]
+                        off = (some.double() - near.double()).norm() if some.shape == near.shape else torch.inf
+                        if not off <= INDEPENDENT * float(near.double().norm()) + 1e-30:
+                            raise ValueError("rows depend on each other")
+                    start += size
+                return splits
+            except (RuntimeError, TypeError, ValueError) as error:
+                _forget_frames(error)
         return None
 
     def _build_exact(self) -> None:

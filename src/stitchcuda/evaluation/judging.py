@@ -17,8 +17,14 @@ from stitchcuda.evaluation.expectation import Expectation
 EARLIER_ELEMENTS = 1 << 26
 """Answers of an earlier call are kept for comparison up to this size."""
 
+ILL_CONDITIONED = 5e-2
+"""Relative norm that a budget must allow before it says nothing."""
+
 AMPLIFIED = 1e-3
 """Relative norm that noise of the size of rounding moves an output by, above which rounding counts as amplified."""
+
+AMPLIFIED_NOISE = 16
+"""The same as a multiple of the noise, for classes whose noise is larger than rounding to fp32."""
 
 NOISE_DRAWS = 6
 """Draws of noise where rounding is amplified: the amplification is heavy-tailed, its largest value counts."""
@@ -36,18 +42,31 @@ class Round:
     seed: int
     sessions: set[int]
     eager: tuple[Any, dict[str, torch.Tensor]] | None = None
+    family: str = ""
+    """What the inputs were made into; empty for the Task's own distribution."""
+
+    @property
+    def key(self) -> str:
+        """What shares one error budget: the input case and the family."""
+        return f"{self.case}+{self.family}" if self.family else str(self.case)
 
 
-def refusal(message: str) -> dict[str, Any]:
-    """The verdict on what cannot be compared at all."""
-    return {"ok": False, "message": message, "outputs": [], "missing_state": [], "changed_inputs": [], "labels": []}
+def refusal(message: str, layer: str = "numerics") -> dict[str, Any]:
+    """The verdict on what cannot be compared at all; ``layer`` is the defence that saw it."""
+    nothing: dict[str, Any] = {"outputs": [], "missing_state": [], "changed_inputs": [], "labels": []}
+    return {"ok": False, "message": message, "layer": layer} | nothing
+
+
+def output_leaves(outputs: Any) -> list[torch.Tensor]:
+    """The tensors of a call's outputs, in order."""
+    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
 
 
 def updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:
     """Whether a call did something to a piece of state, where the reference does; right or wrong."""
     if got is None or got.shape != after.shape:
         return False
-    return torch.equal(before, after) or compare.distance(got, before).max_abs > 0
+    return torch.equal(before, after) or not torch.equal(got, before.to(got.device))
 
 
 class Judge:
@@ -57,6 +76,8 @@ class Judge:
         self.expectation, self.tolerance = expectation, tolerance
         self.budgets: dict[tuple[str, str], Budget] = {}
         self.moved: dict[tuple[str, str], Distance] = {}
+        self.discrete: set[str] = set()
+        """Outputs that are not floating: their distances count elements."""
         self.earlier: list[torch.Tensor] = []
         self.labels: set[str] = set()
 
@@ -66,13 +87,27 @@ class Judge:
         """``values`` against fp64 (``full``) or against eager's on the same inputs; one of each for every name."""
         if self.expectation.stochastic and not self.expectation.seedable:
             return self._statistics(names, values, eager)
+        # A family whose budget is not known yet has to be checked in full, whatever was asked.
+        full = full or (bool(this.family) and any((this.key, name) not in self.budgets for name in names))
         verdict = (self._against_exact if full else self._against_eager)(this, names, values, eager)
         reference = "eager" if self.expectation.stochastic else self.expectation.exact_note
-        return verdict | {"labels": sorted(self.labels), "reference": reference}
+        return verdict | {"labels": sorted(self.labels), "reference": reference, "full": full}
 
-    def amplified(self, case: str | None) -> bool:
+    def amplified(self, key: str) -> bool:
         """Whether rounding is amplified so far that one check's own error says little about another's."""
-        return any(moved.relative > AMPLIFIED for (where, _), moved in self.moved.items() if where == str(case))
+        limit = max(AMPLIFIED, AMPLIFIED_NOISE * self.tolerance["noise"])
+        return any(
+            moved.relative > limit
+            for (where, name), moved in self.moved.items()
+            if where == key and name not in self.discrete
+        )
+
+    def useless(self, this: Round) -> str:
+        """Why a family says nothing about a Program: the reference's rounding is amplified on it, though not on the
+        Task's own inputs; empty when it does."""
+        if this.family and self.amplified(this.key) and not self.amplified(str(this.case)):
+            return "the reference's own rounding is amplified on it"
+        return ""
 
     def _statistics(self, names: list[str], values: list[Any], expected: list[Any]) -> dict[str, Any]:
         for name, value, want in zip(names, values, expected, strict=True):
@@ -85,36 +120,40 @@ class Judge:
         exact = self.expectation.exact(this.inputs)
         truth = eager
         if exact is not None:
-            leaves = [t for t in pytree.tree_leaves(exact[0]) if isinstance(t, torch.Tensor)]
+            leaves = output_leaves(exact[0])
             states = [exact[1][name.removeprefix("state:")] for name in names if name.startswith("state:")]
             if [list(t.shape) for t in leaves + states] == [list(t.shape) for t in eager]:
-                truth = [
-                    t.to(e.device) if e.is_floating_point() or e.is_complex() else e
-                    for t, e in zip(leaves + states, eager, strict=True)
-                ]
+                truth = [t.to(e.device) for t, e in zip(leaves + states, eager, strict=True)]
         self._condition(this, names, eager)
+        useless = self.useless(this)
+        if useless:
+            return self._summed([]) | {"useless": useless}
         outputs = []
         for name, value, want, near in zip(names, values, truth, eager, strict=True):
             own = compare.distance(near, want)
             off = compare.distance(value, want)
-            if near.is_floating_point() or near.is_complex():
-                allowed = compare.budget(self.tolerance, own, self.moved.get((str(this.case), name), compare.ZERO))
-            else:
-                allowed = Budget(0.0, 0.0)
-            key = (str(this.case), name)
-            self.budgets[key] = allowed.widest(self.budgets.get(key))
-            if self.amplified(this.case):
-                allowed = self.budgets[key]
-            if allowed.relative > 5e-2:
+            allowed = self.allowed(this.key, name, near, own)
+            if allowed.relative > ILL_CONDITIONED and not this.family and name not in self.discrete:
                 self.labels.add("ill_conditioned")
             outputs.append(self._verdict(name, this, off, own, allowed, value, want))
-        self._discriminates(names, truth)
+        if not this.family:
+            self._discriminates(str(this.case), names, truth)
         return self._summed(outputs)
+
+    def allowed(self, key: str, name: str, near: torch.Tensor, own: Distance) -> Budget:
+        """The budget of one output, given eager's ``own`` distance from fp64; kept for checks against eager."""
+        moved = self.moved.get((key, name), compare.ZERO)
+        if near.is_floating_point() or near.is_complex():
+            allowed = compare.budget(self.tolerance, own, moved)
+        else:
+            allowed = compare.tie_budget(self.tolerance, own, moved)
+        self.budgets[(key, name)] = allowed.widest(self.budgets.get((key, name)))
+        return self.budgets[(key, name)] if self.amplified(key) else allowed
 
     def _against_eager(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
         outputs = []
         for name, value, near in zip(names, values, eager, strict=True):
-            allowed = self.budgets.get((str(this.case), name))
+            allowed = self.budgets.get((this.key, name))
             if allowed is None:
                 floor, elements = self.tolerance["floor"], self.tolerance["element_floor"]
                 scale = float(near.abs().max()) if near.is_floating_point() and near.numel() else 0.0
@@ -130,7 +169,7 @@ class Judge:
         ok = allowed.allows(off)
         return {
             "output": name,
-            "case": f"{this.case or 'default'}/{this.label}",
+            "case": f"{this.case or 'default'}/{this.family or this.label}",
             "relative_norm": min(off.relative, 1e300),
             "eager_relative_norm": min(own.relative, 1e300),
             "max_abs": off.max_abs,
@@ -143,43 +182,43 @@ class Judge:
     @staticmethod
     def _summed(outputs: list[dict[str, Any]]) -> dict[str, Any]:
         bad = next((o for o in outputs if not o["ok"]), None)
-        message = ""
+        message, layer = "", "numerics"
         if bad is not None:
+            layer = "state" if bad["output"].startswith("state:") else "numerics"
             message = (
                 f"output {bad['output']} is off by {bad['relative_norm']:.2e} in relative norm, allowed is "
                 f"{bad['budget']:.2e} (eager: {bad['eager_relative_norm']:.2e}); {bad['detail']}"
             )
-        return {"ok": bad is None, "message": message, "outputs": outputs}
+        return {"ok": bad is None, "message": message, "layer": layer, "outputs": outputs}
 
     def _condition(self, this: Round, names: list[str], eager: list[Any]) -> None:
         """Measure how far eager moves under noise, state included: once per case, and where rounding is amplified
         far, over several draws on the inputs of every full check, because what is amplified that far varies as much.
         """
-        case = str(this.case)
-        if (case, "") not in self.moved:
-            self.moved[(case, "")] = compare.ZERO
+        if (this.key, "") not in self.moved:
+            self.moved[(this.key, "")] = compare.ZERO
             self._move(this, names, eager, draw=0)
-        if self.amplified(this.case):
+        if self.amplified(this.key):
             for draw in range(1, NOISE_DRAWS):
                 self._move(this, names, eager, draw)
 
     def _move(self, this: Round, names: list[str], eager: list[Any], draw: int) -> None:
         outputs, after = self.expectation.noisy(this.inputs, this.seed, self.tolerance["noise"], draw)
-        leaves = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+        leaves = output_leaves(outputs)
         leaves += [after[name.removeprefix("state:")] for name in names if name.startswith("state:")]
         for name, near, other in zip(names, eager, leaves, strict=False):
-            if near.shape == other.shape and near.is_floating_point():
+            if not near.is_floating_point() and not near.is_complex():
+                self.discrete.add(name)
+            if near.shape == other.shape:
                 moved = compare.distance(other, near)
-                before = self.moved.get((str(this.case), name), compare.ZERO)
-                self.moved[(str(this.case), name)] = max(before, moved, key=lambda d: d.relative)
+                before = self.moved.get((this.key, name), compare.ZERO)
+                self.moved[(this.key, name)] = max(before, moved, key=lambda d: d.relative)
 
-    def _discriminates(self, names: list[str], truth: list[torch.Tensor]) -> None:
+    def _discriminates(self, key: str, names: list[str], truth: list[torch.Tensor]) -> None:
         """Label tasks whose budget a trivial answer would meet: zeros, the mean, another call's output."""
         pairs = [(n, t) for n, t in zip(names, truth, strict=True) if not n.startswith("state:") and t.numel()]
         tensors = [t for _, t in pairs]
-        limits = [
-            max((b for (_, n), b in self.budgets.items() if n == name), key=lambda b: b.relative) for name, _ in pairs
-        ]
+        limits = [self.budgets[(key, name)] for name, _ in pairs]
 
         def passes(answers: list[torch.Tensor]) -> bool:
             return all(

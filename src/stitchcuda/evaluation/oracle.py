@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from stitchcuda.evaluation import buffers, compare, layout, wire
+from stitchcuda.evaluation import buffers, compare, diagnosis, layout, wire
 from stitchcuda.evaluation.channel import receive, send
 from stitchcuda.evaluation.expectation import Expectation, derive
-from stitchcuda.evaluation.judging import Judge, Round, refusal, updated
+from stitchcuda.evaluation.families import FAMILIES
+from stitchcuda.evaluation.judging import EARLIER_ELEMENTS, Judge, Round, output_leaves, refusal, updated
+from stitchcuda.evaluation.variety import Variety
 
 
 class Unsupported(Exception):
@@ -36,6 +38,8 @@ class Session:
     data: dict[str, torch.Tensor]
     device: buffers.DeviceBuffers | None = None
     held: list[torch.Tensor] = field(default_factory=list)
+    answers: list[torch.Tensor] = field(default_factory=list)
+    """The reference's outputs of the call before, where they are small."""
 
 
 class Oracle:
@@ -48,6 +52,10 @@ class Oracle:
         self.tolerance: dict[str, float] = {}
         self.nonce = b""
         self.judge: Judge
+        self.variety: Variety
+        self.weights: dict[str, torch.Tensor] | None = None
+        """The state before the last change of weights."""
+        self.reweighed = 0
         self.shared: tuple[buffers.DeviceBuffers, torch.Tensor, dict[str, Any]] | None = None
 
     def init(self, m: dict[str, Any]) -> dict[str, Any]:
@@ -59,6 +67,7 @@ class Oracle:
         self.expectation.observe()
         self.tolerance = m["tolerance"]
         self.judge = Judge(self.expectation, self.tolerance)
+        self.variety = Variety(self.expectation, task.source)
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
         inputs = outputs = before = 0
         if self.kind == "cuda":
@@ -84,6 +93,7 @@ class Oracle:
             "descriptions": (1 << 16) + 1024 * len(entries),
             "cases": self.cases,
             "weights": self.expectation.reference.weights(),
+            "families": len(FAMILIES),
             "host_inputs": self.expectation.on_host,
             "fixed_inputs": self.expectation.fixed_inputs,
             "watch": self.expectation.watch,
@@ -106,6 +116,8 @@ class Oracle:
         self.expectation.baseline_precision()
         self.expectation.renew(self.nonce)
         self.judge = Judge(self.expectation, self.tolerance)
+        self.variety.renew()
+        self.weights, self.reweighed = None, 0
         self.rounds.clear()
         self._give_back_memory()
         return {}
@@ -188,12 +200,38 @@ class Oracle:
         self.expectation.reseed(seed)
         return {"seed": seed}
 
+    def reweigh(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Other weights under the same nonce, in the middle of an evaluation: every session then has to take the state
+        again (or, where a seed is given, be built anew under it) and prepare again; answers kept by weights are stale.
+        """
+        self.reweighed += 1
+        self.rounds.clear()
+        if self.expectation.seeded:
+            seed = derive(self.nonce, f"weights:{self.reweighed}")
+            self.expectation.reseed(seed)
+            return {"seed": seed}
+        self.weights = self.expectation.current
+        self.expectation.reweigh(derive(self.nonce, f"state:{self.reweighed}"))
+        return {"seed": -1}
+
     def fill(self, m: dict[str, Any]) -> dict[str, Any]:
-        """Make fresh inputs and hand them to one or several sessions."""
+        """Make fresh inputs and hand them to one or several sessions.
+
+        ``family``: a family of inputs by name, or 'next' for one that this evaluation has not had; empty or missing for
+        the Task's own distribution. The answer says which it became (empty: the Task's own) and, for all that the
+        reference does not stand, why.
+        """
         case, sessions = m["case"], set(m["sessions"])
-        self.rounds = {call: old for call, old in self.rounds.items() if not old.sessions & sessions}
-        inputs = self.expectation.inputs(self.nonce, m["label"], case)
         seed = derive(self.nonce, f"draw:{m['label']}") if self.expectation.stochastic else -1
+        earlier = next((old for old in reversed(self.rounds.values()) if old.sessions == sessions), None)
+        self.rounds = {call: old for call, old in self.rounds.items() if not old.sessions & sessions}
+        wanted = "" if self.expectation.stochastic and not self.expectation.seedable else m.get("family", "")
+        if wanted:
+            varied = self.variety.make(wanted, self.nonce, m["label"], case, seed, earlier, self.judge)
+            inputs, family, eager = varied.inputs, varied.family, varied.eager
+        else:
+            inputs, family, eager = self.expectation.inputs(self.nonce, m["label"], case), "", None
+        del earlier
         for number in m["sessions"]:
             session = self.sessions[number]
             packed = layout.pack(inputs, session.data["inputs"], keep_strides=True)
@@ -201,8 +239,8 @@ class Oracle:
                 raise Unsupported("get_inputs() gave larger tensors than when the task was inspected")
             wire.put_text(session.view, session.arena, "structure", json.dumps(packed))
         self._sync()
-        self.rounds[m["call"]] = Round(m["label"], case, inputs, packed["tensors"], seed, sessions)
-        return {"seed": seed}
+        self.rounds[m["call"]] = Round(m["label"], case, inputs, packed["tensors"], seed, sessions, eager, family)
+        return {"seed": seed, "family": family, "skipped": self.variety.skipped.get(str(case), {})}
 
     def check(self, m: dict[str, Any]) -> dict[str, Any]:
         """Judge what a session exported for a call: ``full`` against fp64, otherwise against eager."""
@@ -234,8 +272,20 @@ class Oracle:
                 values.append(state[name])
                 expected.append(after[name])
         verdict = self.judge.judge(this, names, values, expected, full=m["full"])
+        if not verdict["ok"] and not self.expectation.stochastic:
+            layer, why = diagnosis.explain(self.judge, this, names, values, session.answers, self.weights)
+            if why:
+                verdict |= {"layer": layer, "message": f"{verdict['message']}; {why}"}
+        if verdict.get("useless"):
+            self.variety.skipped.setdefault(str(this.case), {})[this.family] = verdict["useless"]
+        answers = output_leaves(outputs)
+        session.answers = answers if sum(t.numel() for t in answers) <= EARLIER_ELEMENTS else []
         changed = self._changed_inputs(session, this) if m["inputs"] else []
-        return verdict | {"missing_state": missing, "changed_inputs": changed}
+        return (
+            {"layer": "numerics", "family": this.family}
+            | verdict
+            | {"missing_state": missing, "changed_inputs": changed}
+        )
 
     def _changed_inputs(self, session: Session, this: Round) -> list[str]:
         """Paths of inputs that are not what they were, by what the runner wrote back; unless the reference, too,

@@ -1,0 +1,57 @@
+"""Why an output is wrong, when it is the right answer to another question: the call before's, or that of other weights.
+Looked at only once an output has been judged wrong; oracle only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from stitchcuda.evaluation import compare
+from stitchcuda.evaluation.judging import Judge, Round, output_leaves
+
+PREVIOUS = "it is the answer to the call before: every call must compute from its own inputs"
+STALE = (
+    "it is the answer under the weights of before: what is derived from weights belongs in prepare(), which is called "
+    "again whenever they change"
+)
+UNSET = "it is the answer under the constructor's weights: read weights at each call, or pack them in prepare()"
+
+
+def explain(
+    judge: Judge,
+    this: Round,
+    names: list[str],
+    values: list[Any],
+    previous: list[torch.Tensor],
+    weights: dict[str, torch.Tensor] | None,
+) -> tuple[str, str]:
+    """The layer that the failure belongs to and a half sentence, both empty when nothing was recognised.
+
+    ``previous``: the reference's outputs for the call before; ``weights``: the state before the last change of weights.
+    """
+    if any(name.startswith("state:") for name in names):
+        values = [value for name, value in zip(names, values, strict=True) if not name.startswith("state:")]
+        names = [name for name in names if not name.startswith("state:")]
+
+    def same(answers: list[torch.Tensor]) -> bool:
+        if len(answers) != len(values) or any(not value.is_floating_point() for value in values):
+            return False
+        floor = compare.Budget(judge.tolerance["floor"], judge.tolerance["element_floor"])
+        for name, value, answer in zip(names, values, answers, strict=True):
+            limit = judge.budgets.get((this.key, name)) or judge.budgets.get((str(this.case), name)) or floor
+            if value.shape != answer.shape or compare.distance(value, answer).relative > 2 * limit.relative:
+                return False
+        return bool(answers)
+
+    if same(previous):
+        return "memory", PREVIOUS
+    expectation = judge.expectation
+    for state, text in ((weights, STALE), (expectation.pristine, UNSET)):
+        if state is None or state is expectation.current:
+            continue
+        with expectation.under(state):
+            answers = output_leaves(expectation.eager(this.inputs, this.seed)[0])
+        if same(answers):
+            return "state", text
+    return "", ""
