@@ -27,9 +27,6 @@ ISSUE_FACTORS = {True: 0.93, False: 2.3}
 
 These constants fit 16 tilings measured on an H200 (GRU and LSTM, B 10, H 256) within 7 %."""
 
-TURN_CLOCKS = 300
-"""Barriers and gates of a turn that overlap with nothing of the same CTA; an estimate."""
-
 CLUSTER_EXCHANGE_CLOCKS = 900
 """The exchange through the shared memory of a cluster with the gates' arithmetic; an estimate."""
 
@@ -104,35 +101,24 @@ class Cost:
         return self.role_warps * (2 if self.tiling.wavefront else 1)
 
     @cached_property
-    def groups(self) -> int:
-        """Groups of batch rows of a CTA that take turns."""
-        return self.tiling.batch_tile // self.tiling.batch_step if self.tiling.wavefront else 1
-
-    @cached_property
-    def _pairs(self) -> int:
-        """(unit, batch row) pairs of a thread at a turn."""
-        return -(-self.tiling.units * (self.tiling.batch_tile // self.groups) // (32 * self.role_warps))
-
-    @cached_property
     def registers(self) -> int:
         """Estimated registers of a thread."""
         columns = self.stack.hidden // 32
         t = self.tiling
-        fetches = -(-t.batch_tile // self.groups * self.stack.hidden // (128 * self.role_warps))
+        pairs = -(-t.units * t.batch_tile // (32 * self.role_warps))
+        fetches = -(-t.batch_tile * self.stack.hidden // (128 * self.role_warps))
         working = max(t.rows_per_warp * t.batch_step + 8, 0 if t.cluster else 6 * fetches)
-        return t.rows_per_warp * columns + working + self._pairs * (4 * self.stack.gates + 6) + 36
+        return t.rows_per_warp * columns + working + pairs * (4 * self.stack.gates + 6) + 36
 
     @cached_property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a CTA."""
         t = self.tiling
-        rows = t.batch_tile // self.groups
-        state = rows * self.stack.hidden
-        partials = self.role_warps * t.rows_per_warp * rows
+        state = t.batch_tile * self.stack.hidden
+        partials = self.role_warps * t.rows_per_warp * t.batch_tile
         if t.cluster:
             return 4 * (4 + 2 * state + partials)
-        cells = self.groups * self._pairs * 64 * self.role_warps
-        return 4 * (2 * state + 3 * partials + cells if t.wavefront else state + partials)
+        return 4 * (2 * state + 3 * partials if t.wavefront else state + partials)
 
     @cached_property
     def clocks_per_step(self) -> float:
@@ -154,9 +140,7 @@ class Cost:
         busy = max(-(-self.warps // 4) * issue, self.warps * pipe)
         if t.cluster:
             return CLUSTER_ISSUE_FACTOR * busy + CLUSTER_EXCHANGE_CLOCKS
-        busy *= ISSUE_FACTORS[t.wavefront]
-        exchange = ROW_CLOCKS * max(t.batch_tile // self.groups, FEWEST_ROWS) + EXCHANGE_CLOCKS
-        return max(busy + TURN_CLOCKS * self.groups, busy / self.groups + exchange)
+        return ISSUE_FACTORS[t.wavefront] * busy + ROW_CLOCKS * max(t.batch_tile, FEWEST_ROWS) + EXCHANGE_CLOCKS
 
     def fits(self, multiprocessors: int, shared_memory: int) -> bool:
         """Whether all CTAs are resident at once, one an SM, without spilling."""

@@ -7,9 +7,6 @@
 // suffice and no flag, fence or grid barrier lies on the path from one step to the next. A reader that waits longer
 // than TIMEOUT_NS goes on with the sentinel: the outputs are then NaN, and the kernel ends.
 //
-// In a wavefront the batch rows of a CTA form groups that take turns: while one group's state travels, the CTA works
-// on the other's.
-//
 // With CLUSTER the CTAs of one chain and batch tile are a thread block cluster. They send their states into each
 // other's shared memory, double-buffered, and wait on a transaction barrier there; the output is only written. A
 // buffer is free again when its reader's own state has arrived everywhere: a CTA sends the state of step s after it
@@ -28,16 +25,11 @@ constexpr int ROWS = GATES * UNITS;                                         // w
 constexpr int ROLE_WARPS = (ROWS + ROWS_PER_WARP - 1) / ROWS_PER_WARP;
 constexpr int ROLE_THREADS = ROLE_WARPS * 32;
 constexpr int THREADS = INPUT_INSIDE ? 2 * ROLE_THREADS : ROLE_THREADS;
-constexpr int GROUPS = INPUT_INSIDE ? BATCH_TILE / BATCH_STEP : 1;          // of batch rows that take turns
-constexpr int GROUP_ROWS = BATCH_TILE / GROUPS;
-constexpr int TURNS = STEPS * GROUPS;
-constexpr int STATE = GROUP_ROWS * HIDDEN;                                  // floats of one hidden state tile
-constexpr int PARTIALS = ROLE_WARPS * ROWS_PER_WARP * GROUP_ROWS;
+constexpr int STATE = BATCH_TILE * HIDDEN;                                  // floats of one hidden state tile
+constexpr int PARTIALS = ROLE_WARPS * ROWS_PER_WARP * BATCH_TILE;
 constexpr int BARRIER_FLOATS = CLUSTER ? 4 : 0;                             // two transaction barriers
-constexpr int PAIRS = (UNITS * GROUP_ROWS + ROLE_THREADS - 1) / ROLE_THREADS;  // (unit, batch row) pairs per thread
-constexpr int CELLS = INPUT_INSIDE ? GROUPS * PAIRS * 2 * ROLE_THREADS : 0;  // the groups' h and c between their turns
-constexpr int SHARED_FLOATS =
-    BARRIER_FLOATS + (INPUT_INSIDE ? 2 * STATE + 3 * PARTIALS + CELLS : (CLUSTER ? 2 : 1) * STATE + PARTIALS);
+constexpr int SHARED_FLOATS = BARRIER_FLOATS + (INPUT_INSIDE ? 2 * STATE + 3 * PARTIALS : (CLUSTER ? 2 : 1) * STATE + PARTIALS);
+constexpr int PAIRS = (UNITS * BATCH_TILE + ROLE_THREADS - 1) / ROLE_THREADS;  // (unit, batch row) pairs per thread
 constexpr int FETCHES = (STATE / 4 + ROLE_THREADS - 1) / ROLE_THREADS;
 constexpr int CTAS = CHAINS * BATCH_TILES * SLICES;
 constexpr unsigned SENTINEL = 0xffffffffu;
@@ -163,7 +155,7 @@ static __device__ __forceinline__ bool arrived(const float4& v) {
          __float_as_uint(v.w) != SENTINEL;
 }
 
-// Copies rows [0, rows) of a published state (OUT_ROW floats apart) to shared memory as [GROUP_ROWS, HIDDEN].
+// Copies rows [0, rows) of a published state (OUT_ROW floats apart) to shared memory as [BATCH_TILE, HIDDEN].
 static __device__ __forceinline__ void fetch(const float* source, int rows, float* destination, int thread, Watch& watch) {
   float4 v[FETCHES];
 #pragma unroll
@@ -226,7 +218,7 @@ static __device__ __forceinline__ void load_weights(const float* matrix, int war
   }
 }
 
-// Where this lane's reduced values belong in the partials [row, GROUP_ROWS]; negative: nowhere.
+// Where this lane's reduced values belong in the partials [row, BATCH_TILE]; negative: nowhere.
 static __device__ __forceinline__ void final_places(int warp, int lane, int (&place)[FINAL_VALUES]) {
 #pragma unroll
   for (int f = 0; f < FINAL_VALUES; ++f) {
@@ -239,7 +231,7 @@ static __device__ __forceinline__ void final_places(int warp, int lane, int (&pl
       real = real && index < n;
     }
     const int row = warp * ROWS_PER_WARP + row_swap(lane) * ODD_ROWS + index / BATCH_STEP;
-    place[f] = real ? row * GROUP_ROWS + index % BATCH_STEP : -1;
+    place[f] = real ? row * BATCH_TILE + index % BATCH_STEP : -1;
   }
 }
 
@@ -277,11 +269,11 @@ struct Swap<ROWS_LEFT, MASK, false> {
   static __device__ __forceinline__ void run(float* v, int lane) { Split<ROWS_LEFT * BATCH_STEP, MASK>::run(v, lane); }
 };
 
-// partials[row, b] = sum over columns of w[row, :] * state[b, :], for the warp's rows and all batch rows of a group.
+// partials[row, b] = sum over columns of w[row, :] * state[b, :], for the warp's rows and all rows of the batch tile.
 static __device__ __forceinline__ void multiply(const float (&w)[ROWS_PER_WARP][COLUMNS], const float* state, float* partials,
                                          const int (&place)[FINAL_VALUES], int lane) {
 #pragma unroll BATCH_UNROLL
-  for (int b0 = 0; b0 < GROUP_ROWS; b0 += BATCH_STEP) {
+  for (int b0 = 0; b0 < BATCH_TILE; b0 += BATCH_STEP) {
     float sum[ROWS_PER_WARP * BATCH_STEP];
 #pragma unroll
     for (int i = 0; i < ROWS_PER_WARP * BATCH_STEP; ++i) sum[i] = 0.f;
@@ -315,13 +307,7 @@ static __device__ __forceinline__ void multiply(const float (&w)[ROWS_PER_WARP][
 
 static __device__ __forceinline__ float sigmoid(float x) { return 1.f / (1.f + expf(-x)); }
 
-// How many batch rows of a group exist.
-static __device__ __forceinline__ int rows_of(int group, int rows) {
-  const int left = rows - group * GROUP_ROWS;
-  return left < 0 ? 0 : left < GROUP_ROWS ? left : GROUP_ROWS;
-}
-
-// W_ih·x_t for a chain whose input is the chain before it; runs ahead of the recurrence by up to two turns.
+// W_ih·x_t for a chain whose input is the chain before it; runs ahead of the recurrence by up to two steps.
 static __device__ __forceinline__ void project_input(const Chain& chain, const float* source, int rows, int unit0, float* state,
                                               float* slots) {
   const int thread = threadIdx.x - ROLE_THREADS, warp = thread / 32, lane = thread % 32;
@@ -330,12 +316,11 @@ static __device__ __forceinline__ void project_input(const Chain& chain, const f
   int place[FINAL_VALUES];
   final_places(warp, lane, place);
   Watch watch;
-  for (int turn = 0; turn < TURNS; ++turn) {
-    const int step = turn / GROUPS, group = turn % GROUPS;
-    fetch(source + step * (long long)OUT_STEP + group * GROUP_ROWS * (long long)OUT_ROW, rows_of(group, rows), state, thread, watch);
+  for (int step = 0; step < STEPS; ++step) {
+    fetch(source + step * (long long)OUT_STEP, rows, state, thread, watch);
     barrier_sync(INPUT_READY, ROLE_THREADS);
-    const int slot = turn % 2;
-    if (turn >= 2) barrier_sync(SLOT_EMPTY + slot, THREADS);
+    const int slot = step % 2;
+    if (step >= 2) barrier_sync(SLOT_EMPTY + slot, THREADS);
     multiply(w, state, slots + slot * PARTIALS, place, lane);
     barrier_arrive(SLOT_FULL + slot, THREADS);
     barrier_sync(INPUT_READY, ROLE_THREADS);
@@ -343,41 +328,36 @@ static __device__ __forceinline__ void project_input(const Chain& chain, const f
 }
 
 static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, bool input_inside, int rows, int batch0, int unit0,
-                                      float* states, float* partials, const float* slots, float* cells, uint64_t* transactions) {
+                                      float* states, float* partials, const float* slots, uint64_t* transactions) {
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   float w[ROWS_PER_WARP][COLUMNS];
   load_weights(chain.w_hh, warp, lane, unit0, w);
   int place[FINAL_VALUES];
   final_places(warp, lane, place);
 
-  int unit_of[PAIRS], row_of[PAIRS];  // rows within a group
+  bool mine[PAIRS];
+  int unit_of[PAIRS], row_of[PAIRS];
   float h[PAIRS], c[PAIRS], bias[PAIRS][GATES], input_bias[PAIRS][GATES], next[PAIRS][GATES];
+  const int first = reversed ? STEPS - 1 : 0;
 #pragma unroll
   for (int k = 0; k < PAIRS; ++k) {
     const int pair = thread + k * ROLE_THREADS;
     unit_of[k] = pair % UNITS;
     row_of[k] = pair / UNITS;
+    mine[k] = row_of[k] < rows && unit0 + unit_of[k] < HIDDEN;
     const int unit = unit0 + unit_of[k];
-    const bool real = row_of[k] < GROUP_ROWS && unit < HIDDEN;
+    const int cell = (batch0 + row_of[k]) * HIDDEN + unit;
+    h[k] = mine[k] && chain.h0 ? chain.h0[cell] : 0.f;
+    c[k] = GATES == 4 && mine[k] && chain.c0 ? chain.c0[cell] : 0.f;
 #pragma unroll
     for (int g = 0; g < GATES; ++g) {
-      bias[k][g] = real && chain.b_hh ? chain.b_hh[g * HIDDEN + unit] : 0.f;
-      input_bias[k][g] = real && input_inside && chain.b_ih ? chain.b_ih[g * HIDDEN + unit] : 0.f;
+      bias[k][g] = mine[k] && chain.b_hh ? chain.b_hh[g * HIDDEN + unit] : 0.f;
+      input_bias[k][g] = mine[k] && input_inside && chain.b_ih ? chain.b_ih[g * HIDDEN + unit] : 0.f;
+      next[k][g] = mine[k] && !input_inside
+                       ? __ldg(chain.x + first * (long long)X_STEP + (batch0 + row_of[k]) * (long long)X_ROW + g * HIDDEN + unit)
+                       : 0.f;
     }
   }
-  // The projected input of a turn, loaded one turn ahead.
-  auto prefetch = [&](int turn) {
-    const int step = turn / GROUPS, group = turn % GROUPS, t = reversed ? STEPS - 1 - step : step;
-#pragma unroll
-    for (int k = 0; k < PAIRS; ++k) {
-      const bool mine = row_of[k] < rows_of(group, rows) && unit0 + unit_of[k] < HIDDEN;
-      const int row = batch0 + group * GROUP_ROWS + row_of[k];
-#pragma unroll
-      for (int g = 0; g < GATES; ++g)
-        next[k][g] = mine ? __ldg(chain.x + t * (long long)X_STEP + row * (long long)X_ROW + g * HIDDEN + unit0 + unit_of[k]) : 0.f;
-    }
-  };
-  if (!input_inside) prefetch(0);
 
   const int expected = rows * HIDDEN * (int)sizeof(float);
   if (CLUSTER) {
@@ -393,20 +373,25 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
   }
 
   Watch watch;
-  for (int turn = 0; turn < TURNS; ++turn) {
-    const int step = turn / GROUPS, group = turn % GROUPS;
+  for (int step = 0; step < STEPS; ++step) {
     const int t = reversed ? STEPS - 1 - step : step;
-    const int first_row = batch0 + group * GROUP_ROWS, rows_here = rows_of(group, rows);
     float* state = CLUSTER ? states + step % 2 * STATE : states;
     float x[PAIRS][GATES];
 #pragma unroll
-    for (int k = 0; k < PAIRS; ++k)
+    for (int k = 0; k < PAIRS; ++k) {
 #pragma unroll
-      for (int g = 0; g < GATES; ++g) x[k][g] = next[k][g];
-    if (!input_inside && turn + 1 < TURNS) prefetch(turn + 1);
+      for (int g = 0; g < GATES; ++g) {
+        x[k][g] = next[k][g];
+        if (mine[k] && !input_inside && step + 1 < STEPS) {
+          const int after = reversed ? t - 1 : t + 1;
+          next[k][g] = __ldg(chain.x + after * (long long)X_STEP + (batch0 + row_of[k]) * (long long)X_ROW + g * HIDDEN + unit0 +
+                             unit_of[k]);
+        }
+      }
+    }
     if (step == 0) {
       for (int i = thread; i < STATE; i += ROLE_THREADS)
-        state[i] = chain.h0 && i / HIDDEN < rows_here ? chain.h0[(first_row + i / HIDDEN) * HIDDEN + i % HIDDEN] : 0.f;
+        state[i] = chain.h0 && i / HIDDEN < rows ? chain.h0[(batch0 + i / HIDDEN) * HIDDEN + i % HIDDEN] : 0.f;
     } else if (CLUSTER) {
       // Barrier ``step % 2`` completes for the steps of its parity in turn, beginning with step 1 or 2.
       watch.restart();
@@ -415,34 +400,24 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
       if (thread == 0 && step + 2 < STEPS) barrier_expect(transactions + step % 2, expected);
     } else {
       const int before = reversed ? t + 1 : t - 1;
-      fetch(chain.out + before * (long long)OUT_STEP + first_row * (long long)OUT_ROW, rows_here, state, thread, watch);
+      fetch(chain.out + before * (long long)OUT_STEP + batch0 * (long long)OUT_ROW, rows, state, thread, watch);
     }
     if (!CLUSTER || step == 0) barrier_sync(RECURRENT_READY, ROLE_THREADS);
     multiply(w, state, partials, place, lane);
     barrier_sync(RECURRENT_READY, ROLE_THREADS);
-    const float* projected = slots + (turn % 2) * PARTIALS;
-    if (input_inside) barrier_sync(SLOT_FULL + turn % 2, THREADS);
+    const float* projected = slots + (step % 2) * PARTIALS;
+    if (input_inside) barrier_sync(SLOT_FULL + step % 2, THREADS);
 #pragma unroll
     for (int k = 0; k < PAIRS; ++k) {
-      const bool mine = row_of[k] < rows_here && unit0 + unit_of[k] < HIDDEN;
       // With CLUSTER, all lanes of a warp go along to exchange their values.
-      if (CLUSTER ? (thread & ~31) + k * ROLE_THREADS >= UNITS * GROUP_ROWS : !mine) continue;
-      const int here = mine ? row_of[k] : 0;
-      const int cell = (first_row + here) * HIDDEN + unit0 + unit_of[k];
-      float* kept = cells + (group * PAIRS + k) * 2 * ROLE_THREADS + thread;
-      if (step == 0) {
-        h[k] = mine && chain.h0 ? chain.h0[cell] : 0.f;
-        c[k] = GATES == 4 && mine && chain.c0 ? chain.c0[cell] : 0.f;
-      } else if (GROUPS > 1) {
-        h[k] = kept[0];
-        if (GATES == 4) c[k] = kept[ROLE_THREADS];
-      }
+      if (CLUSTER ? (thread & ~31) + k * ROLE_THREADS >= UNITS * BATCH_TILE : !mine[k]) continue;
+      const int here = mine[k] ? row_of[k] : 0;
       float a[GATES];
 #pragma unroll
       for (int g = 0; g < GATES; ++g) {
-        const int part = (g * UNITS + unit_of[k]) * GROUP_ROWS + here;
-        a[g] = partials[part] + bias[k][g];
-        if (input_inside) x[k][g] = projected[part] + input_bias[k][g];
+        const int cell = (g * UNITS + unit_of[k]) * BATCH_TILE + here;
+        a[g] = partials[cell] + bias[k][g];
+        if (input_inside) x[k][g] = projected[cell] + input_bias[k][g];
       }
       if (GATES == 3) {
         const float reset = sigmoid(x[k][0] + a[0]);
@@ -452,9 +427,9 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
       } else {
         const float in = sigmoid(x[k][0] + a[0]);
         const float forget = sigmoid(x[k][1] + a[1]);
-        const float fresh = tanhf(x[k][2] + a[2]);
+        const float cell = tanhf(x[k][2] + a[2]);
         const float out = sigmoid(x[k][GATES - 1] + a[GATES - 1]);
-        c[k] = forget * c[k] + in * fresh;
+        c[k] = forget * c[k] + in * cell;
         h[k] = out * tanhf(c[k]);
       }
       if (CLUSTER) {
@@ -464,24 +439,24 @@ static __device__ __forceinline__ void recur(const Chain& chain, bool reversed, 
         v.y = __shfl_sync(0xffffffffu, h[k], (lane & ~3) + 1);
         v.z = __shfl_sync(0xffffffffu, h[k], (lane & ~3) + 2);
         v.w = __shfl_sync(0xffffffffu, h[k], (lane & ~3) + 3);
+        if (!mine[k]) continue;
         float* to = states + (step + 1) % 2 * STATE + row_of[k] * HIDDEN + unit0 + (unit_of[k] & ~3);
-        if (mine && step + 1 < STEPS)
+        if (step + 1 < STEPS)
           for (int rank = lane % 4; rank < SLICES; rank += 4) send(to, rank, v, transactions + (step + 1) % 2);
+        chain.out[t * (long long)OUT_STEP + (batch0 + row_of[k]) * (long long)OUT_ROW + unit0 + unit_of[k]] = h[k];
+        continue;
       }
-      if (mine) {
-        const float value = !CLUSTER && __float_as_uint(h[k]) == SENTINEL ? __uint_as_float(0x7fffffffu) : h[k];
-        store_relaxed(chain.out + t * (long long)OUT_STEP + (first_row + row_of[k]) * (long long)OUT_ROW + unit0 + unit_of[k], value);
-        if (GROUPS > 1) {
-          kept[0] = h[k];
-          if (GATES == 4) kept[ROLE_THREADS] = c[k];
-        }
-        if (step + 1 == STEPS) {
-          chain.h_n[cell] = h[k];
-          if (GATES == 4) chain.c_n[cell] = c[k];
-        }
-      }
+      const float value = __float_as_uint(h[k]) == SENTINEL ? __uint_as_float(0x7fffffffu) : h[k];
+      store_relaxed(chain.out + t * (long long)OUT_STEP + (batch0 + row_of[k]) * (long long)OUT_ROW + unit0 + unit_of[k], value);
     }
-    if (input_inside && turn + 2 < TURNS) barrier_arrive(SLOT_EMPTY + turn % 2, THREADS);
+    if (input_inside && step + 2 < STEPS) barrier_arrive(SLOT_EMPTY + step % 2, THREADS);
+  }
+#pragma unroll
+  for (int k = 0; k < PAIRS; ++k) {
+    if (!mine[k]) continue;
+    const int cell = (batch0 + row_of[k]) * HIDDEN + unit0 + unit_of[k];
+    chain.h_n[cell] = h[k];
+    if (GATES == 4) chain.c_n[cell] = c[k];
   }
   if (CLUSTER) {  // nobody leaves while its shared memory may still be written
     __syncwarp();
@@ -504,7 +479,7 @@ static __global__ void __launch_bounds__(THREADS, 1) recurrent_chains(const Chai
   float* input_state = partials + PARTIALS;
   float* slots = input_state + STATE;
   if (threadIdx.x < ROLE_THREADS) {
-    recur(chain, BIDIRECTIONAL && index % 2 == 1, input_inside, rows, batch0, slice * UNITS, state, partials, slots, slots + 2 * PARTIALS, transactions);
+    recur(chain, BIDIRECTIONAL && index % 2 == 1, input_inside, rows, batch0, slice * UNITS, state, partials, slots, transactions);
   } else if (INPUT_INSIDE && input_inside) {
     const float* source = chains.of[index > 0 ? index - 1 : 0].out + batch0 * (long long)OUT_ROW;
     project_input(chain, source, rows, slice * UNITS, input_state, slots);
