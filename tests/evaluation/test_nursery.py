@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.evaluation import nursery, sandbox, wire
+from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.runner_client import RunnerClient, Subject
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Op
+from tests.evaluation.conftest import DEVICE, QUICK, make_facts, make_task
 
 ARENA = wire.Arena(setup=4096, structure=4096, report=1 << 16, inputs=4096, outputs=4096, state=4096)
 
@@ -88,7 +90,7 @@ def test_a_dead_nursery_is_replaced_and_its_runners_can_still_be_closed() -> Non
 
 
 def test_without_a_nursery_a_runner_is_an_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(torch_folder: str) -> nursery.Nursery:
+    def refuse(*arguments: str) -> nursery.Nursery:
         raise OSError("no process can be started")
 
     monkeypatch.setattr(nursery, "nursery", refuse)
@@ -96,3 +98,26 @@ def test_without_a_nursery_a_runner_is_an_interpreter(monkeypatch: pytest.Monkey
     assert parent(runner.process.pid) == os.getpid()
     assert json.dumps(runner.report()["missing"])
     runner.close()
+
+
+READS_ITS_SURROUNDINGS = """
+import os
+class Model(nn.Module):
+    def forward(self, x):
+        return x * float(os.environ["FACTOR"]) + float(open("offset").read())
+def get_inputs():
+    return [torch.randn(8, 8)]
+def get_init_inputs():
+    return []
+"""
+
+
+def test_an_oracle_has_the_users_environment_and_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "offset").write_text("2")
+    monkeypatch.chdir(tmp_path)
+    for factor in ("3", "4"):
+        monkeypatch.setenv("FACTOR", factor)
+        task = make_task(READS_ITS_SURROUNDINGS)
+        with Evaluator(task, make_facts(), DEVICE, cache=tmp_path, settings=QUICK) as evaluator:
+            assert evaluator.plan["inputs"] > 0
+            assert parent(evaluator.oracle.process.pid) != os.getpid()

@@ -16,7 +16,6 @@ import pytest
 
 from stitchcuda.evaluation import sandbox
 from stitchcuda.evaluation.evaluator import Evaluator
-from stitchcuda.evaluation.runner_client import RunnerClient, Subject
 from tests.evaluation.conftest import DEVICE, QUICK, make_facts, make_task, program
 
 COUNT = int(os.environ.get("STITCHCUDA_SOAK", "12"))
@@ -63,19 +62,15 @@ def settled(expected: dict[str, object]) -> dict[str, object]:
     return held
 
 
-def start_runner_once() -> None:
-    """A runner that runs nothing."""
-    RunnerClient(Subject("eager"), kind="cpu", level="full", arena=None, settings=QUICK).close()
-
-
 def test_many_evaluations_leave_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "tmp"
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))
     settings = QUICK.model_copy(update={"call_timeout_s": 1.5, "call_timeout_factor": 1.1})
     kinds = itertools.cycle([*PROGRAMS.items(), ("correct", LEAVES_A_CHILD)])
-    # What runners are forked from stays for the next evaluator.
-    start_runner_once()
+    # What oracles and runners are forked from stays for the next evaluator.
+    with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=settings) as evaluator:
+        assert evaluator.evaluate(program(PROGRAMS["correct"])).status == "correct"
     before = left_behind()
     with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=settings) as evaluator:
         verdicts = []

@@ -87,7 +87,7 @@ class Evaluator:
 
     def _start_oracle(self) -> OracleClient:
         if self._client is None:
-            self._client = OracleClient(self.settings.oracle_timeout_s)
+            self._client = OracleClient(self.settings.oracle_timeout_s, self.kind)
             self._plan = None
         return self._client
 

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from stitchcuda.errors import InfrastructureError, TaskError
+from stitchcuda.evaluation import nursery
 from stitchcuda.evaluation.channel import receive, send
 
 
 class OracleClient:
     """One oracle process; requests of several threads are answered one after the other."""
 
-    def __init__(self, timeout_s: float) -> None:
+    def __init__(self, timeout_s: float, kind: str = "cuda") -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
         self.lock = threading.Lock()
@@ -30,7 +31,8 @@ class OracleClient:
         source = str(Path(__file__).parents[2])
         environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-        self.process = subprocess.Popen(
+        forked = nursery.start_oracle(environment, theirs.fileno(), self.errors.fileno()) if kind == "cpu" else None
+        self.process: nursery.Process = forked or subprocess.Popen(
             [sys.executable, "-P", "-m", "stitchcuda.evaluation.oracle", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

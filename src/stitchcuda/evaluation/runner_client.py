@@ -158,7 +158,7 @@ class RunnerClient:
         }
         forked = None
         if kind == "cpu":
-            forked = nursery.start_runner(config, inherited | {nursery.STDOUT: output_write}, _torch_folder())
+            forked = nursery.start_runner(config, inherited | {nursery.STDOUT: output_write})
         try:
             self.process: nursery.Process = forked or subprocess.Popen(
                 [sys.executable, "-I", sandbox.__file__, json.dumps(config)],
