@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from stitchcuda.knowledge.index import open_index
 from stitchcuda.knowledge.notes_loader import Fragment, Note, load_notes, parse_note, sync_notes
@@ -18,6 +22,7 @@ from stitchcuda.knowledge.store import Store
 NOTES = load_notes()
 COMPILED = [(note, n, f) for note in NOTES for n, f in enumerate(note.fragments) if f.check == "compile"]
 NVCC = shutil.which("nvcc")
+CUTLASS = Path(sysconfig.get_paths()["purelib"]) / "cutlass_library" / "source" / "include"
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.name)
@@ -25,9 +30,6 @@ def test_a_note_keeps_the_format(note: Note) -> None:
     assert 150 <= note.words <= 600
     assert note.sources
     assert "\n## " in note.body
-    for fragment in note.fragments:
-        if fragment.language in ("cuda", "cpp", "c++"):
-            assert fragment.check in ("compile", "fragment"), f"say how {fragment.code[:60]!r} is checked"
 
 
 @pytest.mark.parametrize(
@@ -38,16 +40,25 @@ def test_a_note_keeps_the_format(note: Note) -> None:
 def test_a_code_fragment_compiles(note: Note, fragment: Fragment, tmp_path: Path) -> None:
     assert NVCC is not None
     source = tmp_path / "fragment.cu"
-    needed = fragment.options.get("requires")
-    if needed:
-        source.write_text(f"#if !__has_include(<{needed}>)\n#error missing\n#endif\n")
-        if subprocess.run([NVCC, "-E", str(source)], capture_output=True, check=False).returncode:
-            pytest.skip(f"{needed} is not installed")
     source.write_text(fragment.code)
     arch = fragment.options.get("arch", "sm_90a")
-    command = [NVCC, f"-arch={arch}", "-std=c++17", "-c", str(source), "-o", str(tmp_path / "fragment.o")]
+    target = "-ptx" if fragment.options.get("to") == "ptx" else "-c"
+    command = [NVCC, f"-arch={arch}", "-std=c++17", target, str(source), "-o", str(tmp_path / "fragment.o")]
+    if fragment.options.get("with") == "cutlass":
+        assert (CUTLASS / "cutlass" / "cutlass.h").is_file(), "pip install -e '.[dev]' brings CUTLASS's headers"
+        command += ["-w", "-isystem", str(CUTLASS)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, f"{note.name}: {result.stderr[:2000]}"
+
+
+@pytest.mark.parametrize("note", NOTES, ids=lambda note: note.name)
+def test_no_code_is_left_uncompiled(note: Note) -> None:
+    fences = re.findall(r"^```(.+)$", note.body, re.MULTILINE)
+    assert len(fences) == len(note.fragments)
+    for fragment in note.fragments:
+        if fragment.check != "compile":
+            assert fragment.language in ("text", "sh"), f"{fragment.code[:60]!r} is not compiled"
+            assert not re.search(r"^\s*#include|__global__|^def ", fragment.code, re.M)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +66,39 @@ def test_a_code_fragment_compiles(note: Note, fragment: Fragment, tmp_path: Path
 )
 def test_a_python_fragment_parses(fragment: Fragment) -> None:
     compile(fragment.code, "fragment", "exec")
+
+
+def _run(name: str) -> dict[str, Any]:
+    """The names that the Python fragment of a note defines."""
+    (code,) = (f.code for note, _, f in COMPILED if note.name == name and f.language == "python")
+    names: dict[str, Any] = {}
+    exec(compile(code, name, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("gelu", [False, True])
+def test_the_fused_linear_of_its_note_is_a_linear_layer_and_its_activation(gelu: bool) -> None:
+    linear = torch.nn.Linear(16, 24)
+    x = torch.randn(2, 5, 16)
+    found = _run("cublaslt_epilogues.md")["FusedLinear"](linear, gelu)(x)
+    expected = torch.nn.functional.gelu(linear(x)) if gelu else linear(x).relu()
+    torch.testing.assert_close(found, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_the_fused_convolution_of_its_note_is_a_convolution_with_its_residual_and_relu() -> None:
+    conv = torch.nn.Conv2d(16, 32, 3, padding=1).half().cuda()
+    x = torch.randn(2, 16, 8, 8, device="cuda", dtype=torch.half)
+    residual = torch.randn(2, 32, 8, 8, device="cuda", dtype=torch.half)
+    fused = _run("cudnn_graph_api.md")["FusedConv"](conv)
+    torch.testing.assert_close(fused(x), conv(x).relu(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(fused(x, residual), (conv(x) + residual).relu(), atol=1e-2, rtol=1e-2)
+
+
+def test_torch_has_the_fused_convolutions_that_the_note_names() -> None:
+    for name in ("cudnn_convolution_relu", "cudnn_convolution_add_relu"):
+        assert callable(getattr(torch, name))
 
 
 @pytest.mark.parametrize(
