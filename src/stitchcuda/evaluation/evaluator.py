@@ -288,6 +288,7 @@ class Evaluator:
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
         for session in random.sample(sessions, len(sessions)):
             state = full and bool(self.plan["watch"]) and not session.subject.trusted
+            self.oracle.ask("hand", session=session.number, call=number)
             try:
                 sample = session.call(
                     number, filled["seed"], hold=hold, state=state, timeout_s=patience or self.patience()

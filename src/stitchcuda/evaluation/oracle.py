@@ -23,6 +23,9 @@ from stitchcuda.evaluation.families import FAMILIES
 from stitchcuda.evaluation.judging import EARLIER_ELEMENTS, Judge, Round, output_leaves, refusal, updated
 from stitchcuda.evaluation.variety import Variety
 
+STALE = 0xA5
+"""Byte that the outputs' buffer is filled with before each call."""
+
 
 class Unsupported(Exception):
     """The task itself cannot be evaluated."""
@@ -215,7 +218,7 @@ class Oracle:
         return {"seed": -1}
 
     def fill(self, m: dict[str, Any]) -> dict[str, Any]:
-        """Make fresh inputs and hand them to one or several sessions.
+        """Make fresh inputs for one or several sessions; ``hand`` gives them to each.
 
         ``family``: a family of inputs by name, or 'next' for one that this evaluation has not had; empty or missing for
         the Task's own distribution. The answer says which it became (empty: the Task's own) and, for all that the
@@ -232,15 +235,22 @@ class Oracle:
         else:
             inputs, family, eager = self.expectation.inputs(self.nonce, m["label"], case), "", None
         del earlier
-        for number in m["sessions"]:
-            session = self.sessions[number]
-            packed = layout.pack(inputs, session.data["inputs"], keep_strides=True)
-            if any(entry["offset"] < 0 for entry in packed["tensors"]):
-                raise Unsupported("get_inputs() gave larger tensors than when the task was inspected")
-            wire.put_text(session.view, session.arena, "structure", json.dumps(packed))
         self._sync()
-        self.rounds[m["call"]] = Round(m["label"], case, inputs, packed["tensors"], seed, sessions, eager, family)
+        self.rounds[m["call"]] = Round(m["label"], case, inputs, [], seed, sessions, eager, family)
         return {"seed": seed, "family": family, "skipped": self.variety.skipped.get(str(case), {})}
+
+    def hand(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Give one session the inputs of a call, not before its turn: whoever watches the shared buffer must not be
+        able to work while others run. What it last exported is gone then."""
+        session, this = self.sessions[m["session"]], self.rounds[m["call"]]
+        session.data["outputs"].fill_(STALE)
+        packed = layout.pack(this.inputs, session.data["inputs"], keep_strides=True)
+        if any(entry["offset"] < 0 for entry in packed["tensors"]):
+            raise Unsupported("get_inputs() gave larger tensors than when the task was inspected")
+        wire.put_text(session.view, session.arena, "structure", json.dumps(packed))
+        this.entries = packed["tensors"]
+        self._sync()
+        return {}
 
     def check(self, m: dict[str, Any]) -> dict[str, Any]:
         """Judge what a session exported for a call: ``full`` against fp64, otherwise against eager."""
