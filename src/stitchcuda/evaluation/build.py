@@ -25,6 +25,7 @@ from pathlib import Path
 from stitchcuda.errors import InfrastructureError, ProgramError
 from stitchcuda.evaluation.build_errors import cut, digest
 from stitchcuda.evaluation.build_tools import Toolchain, cpu_toolchain, cuda_toolchain
+from stitchcuda.evaluation.model import Finding
 from stitchcuda.program.bindings import render
 from stitchcuda.program.files import write_program
 from stitchcuda.program.flags import native_sources
@@ -45,6 +46,7 @@ class Build:
 
     ``folder`` holds the Program's files, ``bindings.py`` and the library; None unless ``ok``. ``log`` is a
     digest of at most 2,000 characters. ``seconds`` is wall time. ``cached`` says that nothing was compiled.
+    ``findings`` are those of the build layer.
     """
 
     ok: bool
@@ -52,6 +54,7 @@ class Build:
     log: str
     seconds: float
     cached: bool
+    findings: tuple[Finding, ...] = ()
 
 
 def build(

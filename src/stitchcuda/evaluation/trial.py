@@ -18,6 +18,7 @@ from stitchcuda import __version__
 from stitchcuda.evaluation import bounds
 from stitchcuda.evaluation.build import build
 from stitchcuda.evaluation.integrity.census import take_census
+from stitchcuda.evaluation.integrity.inspect import inspect_program
 from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, Layer, OutputError, Status, Tier, Timing
 from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
@@ -158,9 +159,14 @@ class Trial:
         )
         self.seconds["build"] = built.seconds
         self.log = built.log
+        found = [*inspect_program(self.program, evaluator.task.target, evaluator.task.precision), *built.findings]
+        self.findings += found
         if not built.ok or built.folder is None:
             first = next((line for line in built.log.splitlines() if line.strip()), "no message")
             raise Failure("build_failed", f"the program does not build: {first[:300]}", built.log)
+        rejected = next((finding for finding in found if finding.severity == "reject"), None)
+        if rejected is not None and not self.settings.exhaustive:
+            raise Failure("dishonest", rejected.evidence)
         return built.folder
 
     def program_session(self) -> Session:

@@ -18,3 +18,11 @@ def native_sources(files: dict[str, str], target: str) -> list[str]:
     """Paths of the sources that are compiled for a target, sorted."""
     suffixes = CUDA_SUFFIXES if target == "cuda" else CPP_SUFFIXES
     return sorted(path for path in files if path.endswith(suffixes))
+
+
+NATIVE_SUFFIXES = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp", ".inl")
+
+
+def is_native(path: str) -> bool:
+    """Whether a file of a Program is read by a compiler: a source or a header."""
+    return path.endswith(NATIVE_SUFFIXES)
