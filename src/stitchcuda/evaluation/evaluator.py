@@ -43,6 +43,10 @@ REFERENCE = "reference"
 SPARE_CORES = 4
 """Cores from which on a process may import torch beside others' untimed work."""
 
+RELATED = ("permuted", "probe")
+RELATED_SHARE = 0.25
+"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements."""
+
 KEPT_TRACES = 16
 """Traces of the latest Programs that are kept."""
 
@@ -156,7 +160,8 @@ class Evaluator:
         return self.kind == "cpu" if wanted is None else wanted
 
     def room(self, count: int, programs: int = 0) -> bool:
-        """Whether so many subjects, ``programs`` of them Programs, fit beside each other and the oracle: in host memory, and on the device."""
+        """Whether so many subjects, ``programs`` of them Programs, fit beside each other and the oracle: in host
+        memory, and on the device."""
         plan = self.plan
         tensors = plan["inputs"] + plan["outputs"]
         on_host = 3 * tensors + 2 * plan["state"] if self.kind == "cpu" else plan["state"] + (1 << 30)
@@ -274,9 +279,10 @@ class Evaluator:
         hold: bool = False,
         patience: float | None = None,
         timed: bool = False,
+        family: str = "",
     ) -> list[tuple[Session, Sample, dict[str, Any]]]:
-        """One round: the same fresh inputs to every session in random order, each call exported and checked; timed
-        calls of stock options are not checked again, and have no verdict.
+        """One round: the same fresh inputs (of a ``family``, see ``oracle``) to every session in random order, each
+        call exported and checked; timed calls of stock options are not checked again, and have no verdict.
 
         A Program's failure is raised; a stock option that fails is closed and left out from then on.
         """
@@ -284,7 +290,8 @@ class Evaluator:
         if not sessions:
             return []
         number = next(self._calls)
-        filled = self.oracle.ask("fill", call=number, label=label, case=case, sessions=[s.number for s in sessions])
+        numbers = [session.number for session in sessions]
+        filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
         for session in random.sample(sessions, len(sessions)):
             state = full and bool(self.plan["watch"]) and not session.subject.trusted
@@ -333,8 +340,9 @@ class Evaluator:
                 hold = not session.subject.trusted and case == cases[0] and index < self.held_calls()
                 wait = (patience or self.settings.call_timeout_s) if session.calls == 0 else patience
                 judged = index < full
+                family = "next" if judged and index and not session.subject.trusted else ""
                 for _, _, verdict in self.play(
-                    [session], f"{label}{index}", case, full=judged, hold=hold, patience=wait
+                    [session], f"{label}{index}", case, full=judged, hold=hold, patience=wait, family=family
                 ):
                     check(verdict, judged)
 
@@ -367,16 +375,39 @@ class Evaluator:
             session.measure_noop()
         began = time.monotonic()
         cases = self.plan["cases"]
+        programs = any(not session.subject.trusted for session in sessions)
+        turn = random.randint(1, max(1, plan.least * len(cases) - 1)) if programs else -1
         for index in range(plan.calls * len(cases)):
             if index >= plan.least * len(cases) and time.monotonic() - began > plan.seconds:
                 break
             if all(session.failure is not None for session in sessions):
                 break
             case = cases[index % len(cases)]
-            for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True):
+            if index == turn:
+                self.reweigh(f"{label}reweighed", check)
+            family = random.choice(RELATED) if random.random() < RELATED_SHARE else ""
+            for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:
                     check(verdict, False)
+
+    def reweigh(self, label: str, check: Callable[[dict[str, Any], bool], None]) -> None:
+        """Other weights for everything that is loaded, prepared again, and one checked call of each Program that is not
+        timed: an answer computed from the weights of before is wrong from here on."""
+        seed = self.oracle.ask("reweigh")["seed"]
+        for session in [s for s in self._sessions if s.loaded and s.failure is None and s.runner is not None]:
+            try:
+                session.reweigh(seed)
+            except Failure as failure:
+                if not session.subject.trusted:
+                    raise
+                session.failure = failure
+                session.close()
+                continue
+            if not session.subject.trusted and session.calls:
+                for case in self.plan["cases"]:
+                    for _, _, verdict in self.play([session], label, case, patience=self.settings.call_timeout_s):
+                        check(verdict, False)
 
     def summary(self, session: Session, note: str = "") -> Timing:
         """A session's samples as one Timing."""

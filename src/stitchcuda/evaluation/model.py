@@ -63,6 +63,10 @@ class Correctness(BaseModel):
     ok: bool
     calls_checked: int
     outputs: list[OutputError]
+    families: dict[str, str] = Field(
+        default_factory=dict,
+        description="families of inputs beside the task's own distribution: 'checked', or why the task has none",
+    )
     message: str = Field(default="", description="one sentence for people: the first thing that is wrong")
 
 

@@ -291,11 +291,9 @@ class Oracle:
         answers = output_leaves(outputs)
         session.answers = answers if sum(t.numel() for t in answers) <= EARLIER_ELEMENTS else []
         changed = self._changed_inputs(session, this) if m["inputs"] else []
-        return (
-            {"layer": "numerics", "family": this.family}
-            | verdict
-            | {"missing_state": missing, "changed_inputs": changed}
-        )
+        families = self.variety.told(this.case, this.family)
+        told = {"missing_state": missing, "changed_inputs": changed, "families": families}
+        return {"layer": "numerics"} | verdict | told
 
     def _changed_inputs(self, session: Session, this: Round) -> list[str]:
         """Paths of inputs that are not what they were, by what the runner wrote back; unless the reference, too,

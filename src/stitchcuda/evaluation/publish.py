@@ -121,7 +121,8 @@ class Publication:
             self.trial.load(program, self.folder)
         finally:
             self.settled.set()
-        self.trial.warm_up(program, full=self.settings.correctness_seeds if first else 1, label=label)
+        most = max(self.settings.correctness_seeds, 1 + self.evaluator.plan["families"])
+        self.trial.warm_up(program, full=most if first else 1, label=label)
 
     def _plan(self) -> TimingPlan:
         settings = self.settings

@@ -66,6 +66,7 @@ class Session:
         self.peak_device = self.peak_host = 0
         self.missing_state: set[str] = set()
         self.calls = 0
+        self.loaded = False
         self.attached = False
         self.aborted = False
         self.begun = Planes.level, Planes.ipc
@@ -195,6 +196,25 @@ class Session:
         reply = runner.ask(Op.PREPARE_MODEL, timeout_s=settings.prepare_timeout_s)
         if reply.code == Code.OK and not self.subject.trusted:
             self.seconds["prepare"] = runner.handed
+        self.loaded = True
+
+    def reweigh(self, seed: int) -> None:
+        """Take the oracle's new weights and prepare again; a Program whose state did not match, or no longer does since
+        it prepared, is built anew first (under ``seed`` unless it is negative)."""
+        runner, patience = self.live, self.settings.load_timeout_s
+        if self.subject.trusted:
+            self.oracle.ask("state", session=self.number)
+            runner.ask(Op.STATE, timeout_s=patience)
+            return
+        if seed >= 0:
+            runner.ask(Op.RESEED, timeout_s=patience, argument=seed)
+        else:
+            self.oracle.ask("state", session=self.number)
+            if runner.ask(Op.STATE, timeout_s=patience).code == Code.STATE_MISMATCH:
+                runner.ask(Op.RESEED, timeout_s=patience, argument=secrets.randbits(62))
+                self.oracle.ask("state", session=self.number)
+                runner.ask(Op.STATE, timeout_s=patience)
+        runner.ask(Op.PREPARE_MODEL, timeout_s=self.settings.prepare_timeout_s)
 
     def refresh(self) -> None:
         """Copy the oracle's present state into a stock option that stays open; its earlier samples are forgotten."""

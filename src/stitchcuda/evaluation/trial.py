@@ -56,11 +56,13 @@ class Checks:
     worst: dict[str, OutputError] = field(default_factory=dict)
     calls: int = 0
     labels: set[str] = field(default_factory=set)
+    families: dict[str, str] = field(default_factory=dict)
     reference: str = ""
 
     def add(self, verdict: dict[str, Any], full: bool) -> None:
         self.calls += 1
         self.labels.update(verdict["labels"])
+        self.families |= verdict.get("families", {})
         self.reference = verdict.get("reference", self.reference)
         for raw in verdict["outputs"]:
             error = OutputError(**raw)
@@ -69,7 +71,10 @@ class Checks:
                 self.worst[error.output] = error
 
     def correctness(self, message: str = "") -> Correctness:
-        return Correctness(ok=not message, calls_checked=self.calls, outputs=list(self.worst.values()), message=message)
+        outputs, families = list(self.worst.values()), dict(sorted(self.families.items()))
+        return Correctness(
+            ok=not message, calls_checked=self.calls, outputs=outputs, families=families, message=message
+        )
 
 
 class Trial:

@@ -66,6 +66,13 @@ class Variety:
         random.Random(derive(nonce, f"families:{case}")).shuffle(rest)
         return ["signed", *rest]
 
+    def told(self, case: str | None, family: str) -> dict[str, str]:
+        """For the Evaluation: the family just checked, and why others are left out, by name."""
+        prefix = f"{case}/" if case is not None else ""
+        told = {family: "checked"} if family else {}
+        told |= {name: f"left out: {reason}" for name, reason in self.skipped.get(str(case), {}).items()}
+        return {prefix + name: text for name, text in told.items()}
+
     def make(
         self, wanted: str, nonce: bytes, label: str, case: str | None, seed: int, earlier: Round | None, judge: Judge
     ) -> Varied:
