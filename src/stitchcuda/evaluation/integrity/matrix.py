@@ -151,25 +151,26 @@ def _row(corpus: Corpus, specimen: Specimen, evaluator: Evaluator, tier: Tier) -
         status=ordinary.status,
         message=ordinary.message,
         exhaustive_status=full.status,
-        found=witnesses(full, ordinary),
+        found=witnesses(full),
         flagged=_by_layer(f for f in [*full.findings, *ordinary.findings] if f.severity == "flag"),
         seconds=time.monotonic() - start,
     )
     return row, ordinary
 
 
-def witnesses(*evaluations: Evaluation) -> dict[Layer, list[str]]:
-    """Rejecting rules by layer, over several evaluations of one program.
+def witnesses(evaluation: Evaluation) -> dict[Layer, list[str]]:
+    """Rejecting rules by layer.
 
-    Wrong numbers and a silent runner count for their layer also where no finding says so.
+    Wrong numbers and a silent runner count for their layer also where no finding says so. A finding that is named
+    after the verdict itself repeats another one and is no witness of its own.
     """
-    found = _by_layer(f for one in evaluations for f in one.findings if f.severity == "reject")
-    for one in evaluations:
-        layer = STATUS_LAYERS.get(one.status)
-        if one.correctness is not None and not one.correctness.ok:
-            layer = "numerics"
-        if layer is not None and layer not in found:
-            found[layer] = [one.status]
+    reject = [f for f in evaluation.findings if f.severity == "reject" and f.rule != "dishonest"]
+    found = _by_layer(reject)
+    layer = STATUS_LAYERS.get(evaluation.status)
+    if evaluation.correctness is not None and not evaluation.correctness.ok:
+        layer = "numerics"
+    if layer is not None and layer not in found:
+        found[layer] = [evaluation.status]
     return {layer: found[layer] for layer in LAYERS if layer in found}
 
 
