@@ -162,12 +162,13 @@ class Expectation:
         """The model in another state of the same names and shapes, for a while."""
         before = self.current
         try:
-            self._bring(state)
+            self.bring(state)
             yield
         finally:
-            self._bring(before)
+            self.bring(before)
 
-    def _bring(self, state: dict[str, torch.Tensor]) -> None:
+    def bring(self, state: dict[str, torch.Tensor]) -> None:
+        """Put the model into a state of the same names and shapes; it is not copied, so leave it alone."""
         restore(self.model, state)
         self.current = state
         self._refresh_exact()

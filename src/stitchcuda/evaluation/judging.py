@@ -116,7 +116,8 @@ class Judge:
                 return refusal(f"output {name} has other statistics than the reference: {problem}")
         return {"ok": True, "message": "", "outputs": [], "labels": []}
 
-    def _against_exact(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
+    def truth(self, this: Round, names: list[str], eager: list[torch.Tensor]) -> list[torch.Tensor]:
+        """What is right for a call: fp64's answers, or eager's where there are none; one for every name."""
         exact = self.expectation.exact(this.inputs)
         truth = eager
         if exact is not None:
@@ -124,20 +125,33 @@ class Judge:
             states = [exact[1][name.removeprefix("state:")] for name in names if name.startswith("state:")]
             if [list(t.shape) for t in leaves + states] == [list(t.shape) for t in eager]:
                 truth = [t.to(e.device) for t, e in zip(leaves + states, eager, strict=True)]
+        return truth
+
+    def budgets_for(
+        self, this: Round, names: list[str], eager: list[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, Distance, Budget]]:
+        """For every name what is right, eager's own distance from it, and the budget."""
+        truth = self.truth(this, names, eager)
         self._condition(this, names, eager)
+        found = []
+        for name, want, near in zip(names, truth, eager, strict=True):
+            own = compare.distance(near, want)
+            found.append((want, own, self.allowed(this.key, name, near, own)))
+        return found
+
+    def _against_exact(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
+        judged = self.budgets_for(this, names, eager)
         useless = self.useless(this)
         if useless:
             return self._summed([]) | {"useless": useless}
         outputs = []
-        for name, value, want, near in zip(names, values, truth, eager, strict=True):
-            own = compare.distance(near, want)
+        for name, value, (want, own, allowed) in zip(names, values, judged, strict=True):
             off = compare.distance(value, want)
-            allowed = self.allowed(this.key, name, near, own)
             if allowed.relative > ILL_CONDITIONED and not this.family and name not in self.discrete:
                 self.labels.add("ill_conditioned")
             outputs.append(self._verdict(name, this, off, own, allowed, value, want))
         if not this.family:
-            self._discriminates(str(this.case), names, truth)
+            self._discriminates(str(this.case), names, [want for want, _, _ in judged])
         return self._summed(outputs)
 
     def allowed(self, key: str, name: str, near: torch.Tensor, own: Distance) -> Budget:
