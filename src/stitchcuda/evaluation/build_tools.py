@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -20,16 +21,24 @@ CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
 
 @dataclass(frozen=True)
 class Toolchain:
-    """One compiler and its flags. ``identity`` changes with anything that changes the object code."""
+    """One compiler and its flags. ``identity`` changes with anything that changes the object code; ``suffix`` is that
+    of its sources; ``roots`` are the folders that the compiler and its headers and libraries are installed in."""
 
     compiler: str
     compile_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
     identity: str
+    suffix: str = ".cpp"
+    roots: tuple[str, ...] = ()
+
+    @property
+    def description(self) -> str:
+        """Part of a cache key: the identity and all flags."""
+        return json.dumps([self.identity, self.compile_flags, self.link_flags])
 
     def compile(self, source: str, output: str) -> list[str]:
-        """Command line for one source to one object."""
-        return [self.compiler, *self.compile_flags, "-c", source, "-o", output]
+        """Command line for one source to one object; the files that were read are listed in ``OUTPUT.d``."""
+        return [self.compiler, *self.compile_flags, "-MD", "-MF", f"{output}.d", "-c", source, "-o", output]
 
     def link(self, objects: list[str], output: str) -> list[str]:
         """Command line for objects to one shared library without undefined symbols."""
@@ -42,7 +51,10 @@ def cuda_toolchain(arch: str, libraries: tuple[str, ...] = ()) -> Toolchain:
     number = arch_number(arch)
     gencode = f"-gencode=arch=compute_{number},code=sm_{number}"
     link = (gencode, *NVCC_LINK_FLAGS, "-Xlinker", "-z", "-Xlinker", "defs", *(f"-l{name}" for name in libraries))
-    return Toolchain(nvcc, (*NVCC_FLAGS, gencode), link, f"{version_of(nvcc)} {version_of(find_cxx())}")
+    cxx = find_cxx()
+    roots = (*cuda_roots(nvcc), installed_in(cxx))
+    identity = f"{version_of(nvcc)} {version_of(cxx)}"
+    return Toolchain(nvcc, (*NVCC_FLAGS, gencode), link, identity, ".cu", tuple(dict.fromkeys(roots)))
 
 
 def cpu_toolchain(arch: str) -> Toolchain:
@@ -57,7 +69,9 @@ def cpu_toolchain(arch: str) -> Toolchain:
     link: tuple[str, ...] = ("-Wl,-z,defs", "-fopenmp")
     if runtime is not None:
         link = ("-Wl,-z,defs", f"-L{runtime.parent}", f"-l:{runtime.name}", "-lpthread", "-lm")
-    return Toolchain(cxx, (*CXX_FLAGS, f"-march={arch}"), link, f"{version_of(cxx)} {features}")
+    roots = ("/usr", installed_in(cxx), *([str(runtime.parent)] if runtime is not None else []))
+    identity = f"{version_of(cxx)} {features}"
+    return Toolchain(cxx, (*CXX_FLAGS, f"-march={arch}"), link, identity, ".cpp", tuple(dict.fromkeys(roots)))
 
 
 def arch_number(arch: str) -> str:
@@ -96,6 +110,25 @@ def find_cxx() -> str:
         if name and (found := shutil.which(name)):
             return found
     raise ToolMissing("no C++ compiler is on this machine; install g++ (Debian and Ubuntu: apt install g++)")
+
+
+def installed_in(tool: str) -> str:
+    """The folder above ``bin`` that a tool is installed in, links followed: ``/usr`` for ``/usr/bin/g++``."""
+    return str(Path(os.path.realpath(tool)).parent.parent)
+
+
+@functools.cache
+def cuda_roots(nvcc: str) -> tuple[str, ...]:
+    """Folders of the CUDA toolkit that ``nvcc`` belongs to, as nvcc itself says, also behind a wrapper script."""
+    roots = ["/usr", installed_in(nvcc), str(Path(nvcc).absolute().parent.parent)]
+    command = [nvcc, "--dryrun", "-x", "cu", "-c", os.devnull, "-o", os.devnull]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return tuple(roots)
+    for match in re.finditer(r"^#\$ TOP=(.+)$", done.stderr + done.stdout, re.MULTILINE):
+        roots += [os.path.normpath(match[1].strip()), os.path.realpath(match[1].strip())]
+    return tuple(dict.fromkeys(roots))
 
 
 def version_of(compiler: str) -> str:

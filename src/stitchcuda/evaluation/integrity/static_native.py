@@ -110,7 +110,8 @@ def _options(source: Source, tokens: list[Token]) -> Iterator[tuple[int, str]]:
             yield directive.line, directive.text[:100]
     for index, token in enumerate(tokens):
         if token.kind == "name" and token.text in ("optimize", "__optimize__", "_Pragma", "__pragma"):
-            words = " ".join(part.text for part in tokens[index : index + 12] if part.kind in ("string", "name"))
+            inside = itertools.takewhile(lambda part: part.text != ")", tokens[index : index + 12])
+            words = " ".join(part.text for part in inside if part.kind in ("string", "name"))
             if _NUMERIC_OPTION.search(words):
                 yield token.line, words[:100]
 

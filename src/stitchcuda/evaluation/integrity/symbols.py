@@ -68,16 +68,16 @@ IMPORTS: dict[str, str] = by_name(
 
 INTERPOSED = words(
     """
-    _exit abort aligned_alloc calloc clock clock_gettime close cuCtxSynchronize cuEventElapsedTime cuEventRecord
+    _exit  aligned_alloc calloc  clock_gettime close cuCtxSynchronize cuEventElapsedTime cuEventRecord
     cuEventSynchronize cuGetProcAddress cuGetProcAddress_v2 cuGraphLaunch cuLaunchKernel cuLaunchKernelEx
     cuMemAlloc_v2 cuMemFree_v2 cuMemcpyDtoH_v2 cuStreamSynchronize cudaDeviceSynchronize cudaEventCreate
     cudaEventCreateWithFlags cudaEventElapsedTime cudaEventElapsedTime_v2 cudaEventQuery cudaEventRecord
     cudaEventRecordWithFlags cudaEventSynchronize cudaFree cudaFreeAsync cudaGetLastError cudaGraphLaunch
     cudaIpcOpenMemHandle cudaLaunchKernel cudaLaunchKernelExC cudaMalloc cudaMallocAsync cudaMemcpy cudaMemcpyAsync
     cudaMemset cudaMemsetAsync cudaPeekAtLastError cudaStreamQuery cudaStreamSynchronize cudaStreamWaitEvent
-    cuptiActivityEnable dlclose dlopen dlsym dlvsym epoll_wait eventfd exit fopen fork fprintf free futex fwrite
-    getpid gettimeofday ioctl malloc memcmp memcpy memmove memset mmap munmap nanosleep open poll posix_memalign
-    pread printf pthread_create pwrite read realloc recv recvmsg select send sendmsg strcmp strlen time write
+    cuptiActivityEnable dlclose dlopen dlsym dlvsym   exit fopen fork  free  fwrite
+    getpid gettimeofday ioctl malloc memcmp memcpy memmove memset mmap munmap nanosleep open  posix_memalign
+    pread  pthread_create pwrite read realloc         write
     """
 )
 """Names that no Program may define with C linkage, since other code could come to call them."""

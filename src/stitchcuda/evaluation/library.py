@@ -1,0 +1,340 @@
+"""A Program's native sources to one shared library: compiled in the jail, looked at, linked, and kept in the cache
+with what was seen.
+
+The compilers are the only processes that read the sources, and nothing they make is loaded here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation import dependencies
+from stitchcuda.evaluation.build_errors import digest
+from stitchcuda.evaluation.build_tools import Toolchain
+from stitchcuda.evaluation.integrity import binary, sass
+from stitchcuda.evaluation.integrity.elf import ElfError
+from stitchcuda.evaluation.integrity.rules import Hit, findings
+from stitchcuda.evaluation.integrity.static_native import native_macros, numeric_options
+from stitchcuda.evaluation.jail import SETUP_FAILED, Jail, jail
+from stitchcuda.evaluation.model import Finding
+from stitchcuda.program.flags import is_native, native_sources
+from stitchcuda.program.model import Launcher, Manifest, Program
+from stitchcuda.task.model import Precision
+
+OUTPUT_LIMIT = 2**20
+"""Bytes of a compiler's output that are read."""
+
+LISTING_LIMIT = 2**26
+"""Bytes of a SASS listing that are read."""
+
+LISTING_SECONDS = 30.0
+"""Wall time for the SASS listing, seconds; without it nothing is lost but the information."""
+
+
+class CompileError(Exception):
+    """The Program does not compile, or its build is refused; the message is for its author."""
+
+    def __init__(self, message: str, found: tuple[Finding, ...] = ()) -> None:
+        super().__init__(message)
+        self.findings = found
+
+
+class Report(BaseModel):
+    """What was seen while a library was made; kept beside it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    findings: tuple[Finding, ...] = ()
+    kernels: tuple[str, ...] = Field(default=(), description="mangled names of the kernels that it launches")
+    instructions: dict[str, int] = Field(
+        default_factory=dict, description="matrix instructions in its SASS; empty without cuobjdump"
+    )
+    confinement: str = Field(default="", description="how the compilers were confined")
+
+
+@dataclass(frozen=True)
+class Library:
+    """A shared library in the cache; ``compiled`` is False when it was found there."""
+
+    path: Path
+    report: Report
+    compiled: bool
+
+
+def library_key(program: Program, manifest: Manifest, toolchain: Toolchain, precision: str, version: int) -> str:
+    """Name of the library that these sources give with this toolchain."""
+    names = sorted(launcher.name for launcher in manifest.launchers)
+    parts = (str(version), json.dumps([_native(program), names], sort_keys=True), precision, toolchain.description)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def find_library(cache: Path, key: str) -> Library | None:
+    """The library in the cache, unless it is not there or damaged."""
+    path = cache / "libraries" / f"{key}.so"
+    try:
+        if path.with_suffix(".seal").read_text(encoding="ascii") != _seal(path, path.with_suffix(".json")):
+            return None
+        report = Report.model_validate_json(path.with_suffix(".json").read_bytes())
+    except (OSError, ValueError):
+        return None
+    return Library(path, report, compiled=False)
+
+
+def make_library(
+    program: Program,
+    manifest: Manifest,
+    toolchain: Toolchain,
+    *,
+    cache: Path,
+    key: str,
+    precision: Precision,
+    deadline: float,
+) -> Library:
+    """Compile, look, link and keep. ``deadline`` is in time.monotonic() seconds.
+
+    Raises CompileError for what its author must change, InfrastructureError when a tool dies, OSError.
+    """
+    native = _native(program)
+    _refuse_numeric_options(native, precision)
+    work = Path(tempfile.mkdtemp(prefix=f"{key[:12]}-", dir=cache / "scratch")).resolve()
+    try:
+        for path, text in native.items():
+            (work / "src" / path).parent.mkdir(parents=True, exist_ok=True)
+            (work / "src" / path).write_text(text, encoding="utf-8")
+        sources = native_sources(program.files, manifest.target)
+        making = _Making(work, native, toolchain, deadline)
+        output, report = making.run(sources, manifest.launchers, precision)
+        library = cache / "libraries" / f"{key}.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        _keep(output, report, library)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return Library(library, report, compiled=True)
+
+
+def _native(program: Program) -> dict[str, str]:
+    """Files that compilers may read: everything but Python and prose."""
+    return {path: text for path, text in program.files.items() if not path.endswith((".py", ".md", ".txt"))}
+
+
+def _refuse_numeric_options(native: dict[str, str], precision: Precision) -> None:
+    """Sources of the fp32 class may not switch inexact arithmetic on from inside, as the command line does not."""
+    if precision != "fp32":
+        return
+    texts = {path: text for path, text in native.items() if is_native(path)}
+    macros = native_macros(texts.values())
+    hits = [hit for path, text in texts.items() for hit in numeric_options(path, text, macros)]
+    if hits:
+        raise CompileError(
+            f"{hits[0].path}:{hits[0].line}: {hits[0].what} changes how numbers are rounded, which precision class "
+            "fp32 does not allow; remove it",
+            tuple(findings(hits, "build")),
+        )
+
+
+@dataclass(frozen=True)
+class _Result:
+    code: int | None
+    output: str
+
+
+class _Making:
+    """One library in the making, in a folder of its own."""
+
+    def __init__(self, work: Path, native: dict[str, str], toolchain: Toolchain, deadline: float) -> None:
+        self.work, self.native, self.toolchain, self.deadline = work, native, toolchain, deadline
+        self.jail = jail() if _works_confined(toolchain) is not False else Jail("", ("confinement of compilers",))
+
+    def run(self, sources: list[str], launchers: list[Launcher], precision: Precision) -> tuple[Path, Report]:
+        objects = {self.work / f"{number}.o": source for number, source in enumerate(sources)}
+        commands = [self.toolchain.compile(source, str(path)) for path, source in objects.items()]
+        # Each command is a process of its own; the threads only wait for them.
+        with ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0)))) as pool:
+            results = list(pool.map(self.command, commands))
+        if any(result.code for result in results) and self._jail_is_to_blame():
+            return self.run(sources, launchers, precision)
+        self._check(results)
+        hits = [*self._foreign(objects), *binary.object_hits(objects)]
+        self._refuse(hits)
+        output = self.work / "library.so"
+        self._check([self.command(self.toolchain.link([str(path) for path in objects], str(output)))])
+        _check_symbols(output, launchers)
+        instructions = self._instructions(output)
+        hits += [*binary.library_hits(output), *sass.matrix_hits(instructions, precision)]
+        return output, Report(
+            findings=tuple(findings(hits, "build")),
+            kernels=binary.kernel_names(objects),
+            instructions=instructions,
+            confinement=self.jail.describe(),
+        )
+
+    def command(self, argv: list[str], limit: int = OUTPUT_LIMIT, deadline: float | None = None) -> _Result:
+        """Run a tool in the jail, in its own process group with a scrubbed environment; code None: time was up."""
+        deadline = self.deadline if deadline is None else min(deadline, self.deadline)
+        confined = self.jail.command(argv, work=self.work, cwd=self.work / "src", roots=self.toolchain.roots)
+        with tempfile.TemporaryFile(dir=self.work) as log:
+            process = subprocess.Popen(
+                confined,
+                cwd=self.work / "src",
+                env=_environment(self.work),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            code: int | None
+            try:
+                code = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            log.seek(0)
+            if code is not None and self.jail.level and 128 < code <= 128 + signal.SIGRTMAX:
+                code = 128 - code
+            return _Result(code, log.read(limit).decode(errors="replace"))
+
+    def _jail_is_to_blame(self) -> bool:
+        """Whether this toolchain works outside the jail only; then the work goes on unconfined, and says so."""
+        if not self.jail.level or _works_confined(self.toolchain):
+            return False
+        source = self.work / "src" / f".smoke{self.toolchain.suffix}"
+        source.write_text("#include <cstddef>\nstd::size_t smoke() { return 1; }\n", encoding="utf-8")
+        argv = self.toolchain.compile(source.name, str(self.work / "smoke.o"))
+        confined = self.command(argv).code == 0
+        if not confined:
+            kept, self.jail = self.jail, Jail("", ("confinement of compilers (this toolchain does not work in it)",))
+            if self.command(argv).code != 0:
+                self.jail = kept
+                return False
+        _note_confined(self.toolchain, confined)
+        return not confined
+
+    def _foreign(self, objects: dict[Path, str]) -> list[Hit]:
+        """Files that the compiler took in and that are neither the Program's nor a toolkit's."""
+        hits = []
+        for path, source in objects.items():
+            listing = path.with_name(f"{path.name}.d")
+            try:
+                names = dependencies.listed(listing.read_text(encoding="utf-8", errors="replace"))
+            except OSError:
+                hits.append(Hit("odd_object", source, 0, "the compiler did not list what it read"))
+                continue
+            foreign = dependencies.foreign_files(names, self.work / "src", self.toolchain.roots)
+            hits += [Hit("includes_files", source, 0, f"reads {name}") for name in foreign]
+        return hits
+
+    def _refuse(self, hits: list[Hit]) -> None:
+        foreign = [hit for hit in hits if hit.rule == "includes_files"]
+        if foreign:
+            raise CompileError(
+                f"{foreign[0].path} {foreign[0].what}; include the program's own files or system headers only",
+                tuple(findings(hits, "build")),
+            )
+
+    def _instructions(self, library: Path) -> dict[str, int]:
+        """Matrix instructions in the library's SASS; empty on cpu and without cuobjdump."""
+        if self.toolchain.suffix != ".cu" or (tool := sass.find_cuobjdump(self.toolchain.compiler)) is None:
+            return {}
+        listing = self.command([tool, "-sass", str(library)], LISTING_LIMIT, time.monotonic() + LISTING_SECONDS)
+        return sass.matrix_instructions(listing.output) if listing.code == 0 else {}
+
+    def _check(self, results: list[_Result]) -> None:
+        if all(result.code == 0 for result in results):
+            return
+        output = "\n".join(result.output for result in results if result.code != 0)
+        if "No space left on device" in output:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if any(result.code == SETUP_FAILED for result in results) and self.jail.level:
+            raise InfrastructureError(f"the compiler could not be confined: {output.strip()[:300]}")
+        if any(result.code is None for result in results):
+            raise CompileError(
+                "compiling took longer than the time limit; use fewer template instances and less unrolling"
+            )
+        killed = [result.code for result in results if result.code is not None and result.code < 0]
+        if killed and not re.search(r"(?i)\berror\b", output):
+            name = signal.Signals(-killed[0]).name
+            raise InfrastructureError(
+                f"{self.toolchain.compiler} was killed by {name}; is there enough memory to compile?"
+            )
+        raise CompileError(digest(output, self.native, str(self.work / "src")))
+
+
+_CONFINED: dict[str, bool] = {}
+
+
+def _works_confined(toolchain: Toolchain) -> bool | None:
+    """Whether the toolchain is known to work in the jail; None when nothing was tried."""
+    return _CONFINED.get(toolchain.compiler)
+
+
+def _note_confined(toolchain: Toolchain, works: bool) -> None:
+    _CONFINED[toolchain.compiler] = works
+
+
+def _environment(work: Path) -> dict[str, str]:
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(work),
+        "TMPDIR": str(work),
+        "LANG": "C",
+        "LC_ALL": "C",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def _check_symbols(library: Path, launchers: list[Launcher]) -> None:
+    """Refuse a library that does not export each launcher under its plain C name."""
+    try:
+        symbols = binary.exported(library)
+    except ElfError as error:
+        raise CompileError(f"the library that was built cannot be read: {error}") from None
+    for launcher in launchers:
+        if launcher.name in symbols:
+            continue
+        mangled = f"_Z{len(launcher.name)}{launcher.name}"
+        why = (
+            "it has C++ linkage" if any(symbol.startswith(mangled) for symbol in symbols) else "it is not defined there"
+        )
+        raise CompileError(
+            f"{launcher.source} does not export {launcher.name}: {why}. "
+            f'Write: extern "C" int {launcher.name}(..., void* stream)'
+        )
+
+
+def _keep(output: Path, report: Report, path: Path) -> None:
+    """Put a library and its report into the cache under this user's name, the seal last."""
+    held = Path(tempfile.mkdtemp(prefix="kept-", dir=output.parent))
+    shutil.copyfile(output, held / "x.so")
+    (held / "x.json").write_text(report.model_dump_json(), encoding="utf-8")
+    (held / "x.seal").write_text(_seal(held / "x.so", held / "x.json"), encoding="ascii")
+    for suffix in (".so", ".json", ".seal"):
+        (held / f"x{suffix}").rename(path.with_suffix(suffix))
+
+
+def _seal(library: Path, report: Path) -> str:
+    return f"{file_digest(library)} {file_digest(report)}"
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
