@@ -8,6 +8,7 @@ that process itself, which needs torch and the standard library.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import importlib.util
@@ -168,10 +169,18 @@ def nursery(role: Role, **environment: str) -> Nursery:
     kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(prefixes)} | environment
     key = role, frozenset(kept.items())
     with _guard:
+        if not _nurseries:
+            atexit.register(_close_all)
         found = _nurseries.get(key)
         if found is None or not found.usable():
             found = _nurseries[key] = Nursery(role, kept)
         return found
+
+
+def _close_all() -> None:
+    for found in _nurseries.values():
+        if found.owner == os.getpid():
+            found.close()
 
 
 def start_runner(config: dict[str, Any], fds: Mapping[str, int]) -> Forked | None:
