@@ -1,8 +1,8 @@
-"""A decoder block as in Llama: RMSNorm, rotary multi-head attention, RMSNorm, SwiGLU, two residuals.
+"""A decoder block: RMSNorm, rotary attention with capped logits as in Gemma 2, RMSNorm, SwiGLU, two residuals.
 
-Inference over a short prompt (batch 1, 128 tokens, width 256). The matrix products belong to the vendor
-library; what can be won lies between them: norms, rotary embedding, SiLU and product, residual sums, and
-the launches themselves.
+Inference over a prompt (batch 1, 512 tokens, width 128). The matrix products belong to the vendor library; what
+can be won lies between them: scale, cap, mask and softmax over the logits (a cap keeps them out of the library's
+fused attention), norms, rotary embedding, SiLU and product, residual sums, and the launches themselves.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 MODE = "eval"
 
-BATCH, TOKENS, WIDTH, HEADS, HIDDEN = 1, 128, 256, 8, 688
+BATCH, TOKENS, WIDTH, HEADS, HIDDEN, CAP = 1, 512, 128, 4, 344, 50.0
 
 
 class RMSNorm(nn.Module):
@@ -27,17 +27,18 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary position embedding."""
+    """Causal self-attention with rotary position embedding and a soft cap on the logits."""
 
-    def __init__(self, width: int, heads: int, tokens: int):
+    def __init__(self, width: int, heads: int, tokens: int, cap: float):
         super().__init__()
-        self.heads, self.size = heads, width // heads
+        self.heads, self.size, self.cap = heads, width // heads, cap
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         frequencies = 10000.0 ** (-torch.arange(0, self.size, 2) / self.size)
         angles = torch.outer(torch.arange(tokens).float(), frequencies)
         self.register_buffer("cos", torch.cat((angles.cos(), angles.cos()), -1))
         self.register_buffer("sin", torch.cat((angles.sin(), angles.sin()), -1))
+        self.register_buffer("later", torch.ones(tokens, tokens, dtype=torch.bool).triu(1))
 
     def rotate(self, x: torch.Tensor) -> torch.Tensor:
         low, high = x.chunk(2, dim=-1)
@@ -46,17 +47,19 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, self.heads, self.size).permute(2, 0, 3, 1, 4)
-        y = F.scaled_dot_product_attention(self.rotate(q), self.rotate(k), v, is_causal=True)
+        logits = self.rotate(q) @ self.rotate(k).transpose(-2, -1) * self.size**-0.5
+        logits = self.cap * torch.tanh(logits / self.cap)
+        y = F.softmax(logits.masked_fill(self.later, float("-inf")), dim=-1) @ v
         return self.out(y.transpose(1, 2).reshape(batch, tokens, width))
 
 
 class Model(nn.Module):
     """One block: attention and SwiGLU, each behind a norm and beside a residual."""
 
-    def __init__(self, width: int, heads: int, hidden: int, tokens: int):
+    def __init__(self, width: int, heads: int, hidden: int, tokens: int, cap: float):
         super().__init__()
         self.norm1 = RMSNorm(width)
-        self.attention = Attention(width, heads, tokens)
+        self.attention = Attention(width, heads, tokens, cap)
         self.norm2 = RMSNorm(width)
         self.gate = nn.Linear(width, hidden, bias=False)
         self.up = nn.Linear(width, hidden, bias=False)
@@ -73,4 +76,4 @@ def get_inputs():
 
 
 def get_init_inputs():
-    return [WIDTH, HEADS, HIDDEN, TOKENS]
+    return [WIDTH, HEADS, HIDDEN, TOKENS, CAP]

@@ -137,6 +137,19 @@ def test_pooling_before_the_activation_is_exact(cache: Path) -> None:
     assert_accurate(task, program, cache)
 
 
+def test_truth_values_are_read_and_written_in_vector_code(cache: Path) -> None:
+    forward = """
+    x = torch.tanh(a / 7).masked_fill(self.later, float("-inf"))
+    return F.softmax(x, -1), (x > 0) & (b < 0)
+    """
+    init = "self.register_buffer('later', torch.ones(40, 40).triu(1).bool())"
+    task = make_task(model_source(forward, [(3, 40, 40), (3, 40, 40)], init))
+    program = written(task, FUSION)
+    assert program.manifest is not None
+    assert "bool* __restrict__ row" not in program.files["fused.cpp"]
+    assert_accurate(task, program, cache)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_sixteen_bit_types_are_computed_in_single_precision(cache: Path, precision: str) -> None:
     forward = "x = F.gelu(a) * b + 0.5\nreturn F.layer_norm(x, (48,)) * 2"

@@ -13,6 +13,8 @@ BLOCK = 1024
 """Elements of a row that are summed in single precision before they join the row's double total."""
 KEEP_BYTES = 128 * 1024
 """Row values kept between passes on the stack."""
+BYTE = "uint8_t"
+"""How a loop reads and writes truth values: loops over ``bool`` are not turned into vector code."""
 
 INITIAL = {
     "sum": "{T}(0)",
@@ -94,6 +96,8 @@ class _Printer:
         load = self.kernel.load(value)
         if load is not None:
             text = f"own::load(row_{load.buffer.name}[{_index(load.buffer, index)}])"
+            if load.buffer.storage == "bool":
+                text += " != 0"
         else:
             text = value.text.format(*(self.names[id(argument)] for argument in value.args))
         return f"const {value.ctype} {self.names[id(value)]} = {text};"
@@ -202,7 +206,10 @@ def offset(buffer: Buffer, ctype: str) -> str:
 
 def _row_pointer(buffer: Buffer) -> str:
     const = "const " if buffer.role == "input" else ""
-    return f"{const}{buffer.storage}* __restrict__ row_{buffer.name} = {buffer.name} + {offset(buffer, 'int64_t')};"
+    start = f"{buffer.name} + {offset(buffer, 'int64_t')}"
+    if buffer.storage == "bool":
+        start = f"reinterpret_cast<{const}{BYTE}*>({start})"
+    return f"{const}{_walked(buffer)}* __restrict__ row_{buffer.name} = {start};"
 
 
 def _index(buffer: Buffer, index: str) -> str:
@@ -213,4 +220,8 @@ def _index(buffer: Buffer, index: str) -> str:
 
 
 def _stored(buffer: Buffer, name: str) -> str:
-    return f"own::store<{buffer.storage}>({name})"
+    return f"own::store<{_walked(buffer)}>({name})"
+
+
+def _walked(buffer: Buffer) -> str:
+    return BYTE if buffer.storage == "bool" else buffer.storage

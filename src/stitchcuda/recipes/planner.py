@@ -21,6 +21,9 @@ WORTH_A_GRAPH = 1.02
 """Predicted speedup over the kernels alone from which a CUDA graph joins them."""
 CERTAIN_GRAPH = 1.1
 """Predicted speedup from which the kernels are not measured without the graph first."""
+GENERIC = ("pointwise", "row_reduction")
+CLEAR_FUSION = 0.1
+"""Share of the wall time that generic fusion is predicted to save from which no program without it is measured."""
 GRAPH_NODE_SECONDS = 1.2e-6
 """Kernel to kernel inside a CUDA graph (measured on an H200: 1.0 to 1.4 microseconds)."""
 
@@ -109,8 +112,10 @@ def _ideas(survey: Survey, request: PlanRequest) -> list[Idea]:
         ideas.append(Idea(name="kernels and host", rationale=everything, steps=steps))
     else:
         ideas.append(Idea(name="kernels only", rationale=_evidence(survey, kernels), steps=[alone]))
-    layers = [name for name in kernels if name not in ("pointwise", "row_reduction")]
-    if layers and len(layers) < len(kernels) and request.device.target.kind == "cpu":
+    layers = [name for name in kernels if name not in GENERIC]
+    generic = sum(gain.seconds for name in kernels if name in GENERIC for gain in survey.gains[name])
+    doubtful = 0 < generic < CLEAR_FUSION * request.profile.timeline.wall_seconds
+    if layers and doubtful and request.device.target.kind == "cpu":
         why = "the layers' own rewrites without generic fusion: " + _evidence(survey, layers)
         ideas.append(Idea(name="layers only", rationale=why, steps=[_kernel_step(survey, layers, request)]))
     return ideas
