@@ -1,11 +1,12 @@
 """Retrieval quality: recall@5 and MRR of the index, beside plain BM25 over the same passages in the same run.
 
-    python benchmarks/retrieval/run.py [--embedder FOLDER] [--misses] [--write]
+    python benchmarks/retrieval/run.py [--parts cuda] [--embedder FOLDER] [--misses] [--write]
 
 Questions are JSON lines in the ``*.jsonl`` files here: ``question``; ``answers``, any of which counts as found
 (``NOTE.md#section`` or ``NOTE.md`` for the notes, ``symbol:NAME`` for a declaration in the toolkit's headers);
 ``kind`` (``question``, ``symbol``, ``error``, ``profiler``); ``arch``, optional; ``written_before_index``. Questions
-whose answers are all headers that are not installed here are left out, and counted as left out.
+whose answers are all headers that are not installed here are left out, and counted as left out. ``--parts`` keeps to
+the named parts of the toolkit, so that machines with more installed compare; else all that is installed is indexed.
 
 ``--write`` updates ``benchmarks/results/retrieval.json`` (``retrieval-MODEL.json`` with an embedder). Exit status 1
 when recall@5 is below 0.90, or below 0.95 with an embedder.
@@ -130,10 +131,13 @@ def main() -> int:
     parser.add_argument("--embedding-model")
     parser.add_argument("--write", action="store_true", help="update the results file")
     parser.add_argument("--misses", action="store_true", help="print the questions that were missed")
+    parser.add_argument("--parts", nargs="+", help="parts of the toolkit to index; all that are installed by default")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = open_index(Path(folder) / "index.sqlite", writable=True)
         for part in installed_parts():
+            if arguments.parts and part.name not in arguments.parts:
+                continue
             add_source(store, part.name, uri=f"toolkit:{part.name}", files=files_of(part), version=part.version)
         results = evaluate(store, arguments.embedder, arguments.embedding_model, show_misses=arguments.misses)
         store.close()
