@@ -114,6 +114,26 @@ def test_an_unreadable_program_on_cpu_says_why() -> None:
     assert "cannot be read as a graph" in plan.summary
 
 
+CASES = """
+def get_input_cases():
+    return [("short", 1.0, lambda: [torch.randn({short}, 64)]), ("long", 2.0, lambda: [torch.randn(32, 64)])]
+"""
+
+
+def test_input_cases_of_different_shapes_end_without_a_rewrite() -> None:
+    source = model_source("return F.gelu(a) * 2 + a", [(32, 64)])
+    plan = plan_for(make_task(source + CASES.format(short=8)))
+    assert plan.ideas == []
+    assert plan.summary.startswith("No rewrite found: the input cases 'short' (float32[8, 64]) and 'long'")
+    assert plan_for(make_task(source + CASES.format(short=32))).ideas
+
+
+def test_on_cuda_each_shape_of_input_cases_gets_a_graph_of_its_own() -> None:
+    task = make_task(model_source("return F.gelu(a) * 2 + a", [(32, 64)]) + CASES.format(short=8), "cuda")
+    (idea,) = plan_for(task).ideas
+    assert idea.name == "host only"
+
+
 def test_an_unreadable_program_on_cuda_may_still_be_captured_whole() -> None:
     task = make_task(model_source("if a.sum() > 0:\n    return a * 2\nreturn a", [(4,)]), "cuda")
     plan = plan_for(task)

@@ -97,11 +97,12 @@ def capture(task: Task) -> Captured:
     """
     from stitchcuda.recipes.normalise import normalise
 
+    case = _one_shape(task)
     problems = []
     for fake in (True, False):
         for trace in (_export, _make_fx):
             try:
-                captured = _build(task, fake, trace)
+                captured = _build(task, fake, trace, case)
                 normalise(captured)
             except Exception as error:
                 first = str(error).strip().splitlines() or [""]
@@ -116,25 +117,64 @@ def capture(task: Task) -> Captured:
 Trace = Callable[[nn.Module, list[Any], str], Captured]
 
 
-def _build(task: Task, fake: bool, trace: Trace) -> Captured:
+def _build(task: Task, fake: bool, trace: Trace, case: str | None) -> Captured:
     from stitchcuda.task.reference import Reference, cast_and_move
 
     device = "cuda" if task.residence == "host" and task.target.kind == "cuda" else "cpu"
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else nullcontext()
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         with mode:
-            reference = Reference(task.model_copy(update={"target": task.target.model_copy(update={"kind": "cpu"})}))
+            reference = Reference(_on_host(task))
             model = reference.construct("Model", reference.init_inputs())
             _place(model, device, reference.dtype)
             if task.mode is not None:
                 model.train(task.mode == "train")
-            inputs = cast_and_move(reference.inputs(seed=0), dtype=reference.dtype, device=None)
+            inputs = cast_and_move(reference.inputs(seed=0, case=case), dtype=reference.dtype, device=None)
         before = {path: id(value) for path, value in _attributes(model)}
         with quick_shapes(), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             captured = trace(model, inputs, device)
     _refuse_assignments(model, before, [str(warning.message) for warning in caught])
     return captured
+
+
+def _on_host(task: Task) -> Task:
+    return task.model_copy(update={"target": task.target.model_copy(update={"kind": "cpu"})})
+
+
+def _one_shape(task: Task) -> str | None:
+    """The input case to read the program with; None where ``get_inputs`` gives the only one.
+
+    Raises CaptureError when the cases' tensors differ in shape, dtype or layout, or their other values differ: a
+    graph is read for one of each.
+    """
+    from stitchcuda.task.reference import Reference
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        reference = Reference(_on_host(task))
+        cases = reference.cases()
+        found: dict[str, str] = {}
+        for case in cases if len(cases) > 1 else ():
+            found.setdefault(_described(reference.inputs(seed=0, case=case)), case)
+    if len(found) > 1:
+        (one, first), (other, second) = list(found.items())[:2]
+        raise CaptureError(
+            f"the input cases {first!r} ({one}) and {second!r} ({other}) differ, and a graph is read for one shape of "
+            "each input; give each its own task"
+        )
+    return cases[0] if cases else None
+
+
+def _described(inputs: list[Any]) -> str:
+    from torch.utils import _pytree as pytree
+
+    def describe(leaf: Any) -> str:
+        if not isinstance(leaf, torch.Tensor):
+            return repr(leaf)
+        layout = "" if leaf.is_contiguous() else f" with strides {leaf.stride()}"
+        return f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{layout}"
+
+    return ", ".join(describe(leaf) for leaf in pytree.tree_leaves(inputs))
 
 
 def _refuse_assignments(model: nn.Module, before: dict[str, int], warned: list[str]) -> None:
