@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stitchcuda.evaluation.integrity.trees import walk
+
 UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 MAX_SIZE = 1 << 20
 """Characters, bytes or items of a folded value."""
@@ -285,7 +287,7 @@ class Folder:
 def _single_assignments(tree: ast.Module) -> dict[str, ast.expr]:
     counts: Counter[str] = Counter()
     values: dict[str, ast.expr] = {}
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             counts[node.id] += 1
         elif isinstance(node, ast.arg):

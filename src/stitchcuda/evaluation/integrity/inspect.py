@@ -12,6 +12,7 @@ from stitchcuda.evaluation.integrity.python_tables import KERNEL_LANGUAGES
 from stitchcuda.evaluation.integrity.rules import Hit, findings
 from stitchcuda.evaluation.integrity.static_native import native_hits, native_macros
 from stitchcuda.evaluation.integrity.static_python import native_texts, python_hits
+from stitchcuda.evaluation.integrity.trees import parse, walk
 from stitchcuda.evaluation.model import Finding
 from stitchcuda.program.flags import is_native
 from stitchcuda.program.imports import local_modules
@@ -44,11 +45,10 @@ def inspect_program(program: Program, target: Target, precision: Precision) -> l
 
 def _brings_kernels(source: str) -> bool:
     """Whether a Python file imports something that kernels are written in."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = parse(source)
+    if tree is None:
         return True
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if isinstance(node, ast.Import) and any(alias.name.split(".")[0] in KERNEL_LANGUAGES for alias in node.names):
             return True
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in KERNEL_LANGUAGES:

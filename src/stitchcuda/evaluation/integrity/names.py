@@ -11,6 +11,7 @@ import ast
 import builtins
 
 from stitchcuda.evaluation.integrity.fold import Folder
+from stitchcuda.evaluation.integrity.trees import walk
 
 _BUILTINS = frozenset(dir(builtins))
 _MAX_DEPTH = 24
@@ -25,7 +26,7 @@ class Names:
         self._imports: dict[str, set[str]] = {}
         self._values: dict[str, list[ast.expr]] = {}
         self._bound: set[str] = set()
-        for node in ast.walk(tree):
+        for node in walk(tree):
             self._collect(node)
 
     def __contains__(self, name: str) -> bool:

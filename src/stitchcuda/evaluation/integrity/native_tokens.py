@@ -6,6 +6,7 @@ headers are not, and what cannot be made sense of is passed through.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -45,15 +46,14 @@ class Source:
 
 
 _TOKEN = re.compile(
-    r"""(?P<space>[ \t\r\f\v]+)
-    |(?P<newline>\n)
+    r"""[ \t\r\f\v]*+(?:(?P<newline>\n)
     |(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))
     |(?P<raw>(?:u8|[uUL])?R"(?P<tag>[^()\\\s]{0,16})\(.*?(?:\)(?P=tag)"|\Z))
     |(?P<string>(?:u8|[uUL])?"(?:\\.|[^"\\\n])*(?:"|(?=\n)|\Z))
     |(?P<char>(?:u8|[uUL])?'(?:\\.|[^'\\\n])+')
     |(?P<name>[A-Za-z_$][A-Za-z0-9_$]*)
     |(?P<number>\.?[0-9](?:[eEpP][+-]|['A-Za-z0-9_.])*)
-    |(?P<mark>\#\#|::|->\*?|<<<|>>>|\+\+|--|[=!<>+*/%&|^-]=|&&|\|\||.)""",
+    |(?P<mark>\#\#|::|->\*?|<<<|>>>|\+\+|--|[=!<>+*/%&|^-]=|&&|\|\||.))""",
     re.VERBOSE | re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{1,2}|[0-7]{1,3}|u[0-9A-Fa-f]{4}|U[0-9A-Fa-f]{8}|.)", re.DOTALL)
@@ -61,33 +61,40 @@ _PLAIN = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "a": "\a", "b": "\b", "f":
 
 
 def read(text: str, first_line: int = 1) -> Source:
-    """Split ``text``; its first line counts as ``first_line``."""
+    """Split ``text``; its first line counts as ``first_line``. What is given is shared: do not change it."""
+    return _read(text, first_line, True)
+
+
+@functools.lru_cache(maxsize=128)
+def _read(text: str, first_line: int, fresh: bool) -> Source:
+    """``fresh`` says that a ``#`` at the start begins a directive."""
     # A continued line is one line; NUL keeps the count of lines right.
     joined = text.replace("\\\r\n", "\0").replace("\\\n", "\0")
     source = Source([])
-    line, start_of_line = first_line, True
-    position = 0
-    while position < len(joined) and len(source.tokens) < MAX_TOKENS:
+    line, position = first_line, 0
+    while len(source.tokens) < MAX_TOKENS:
         match = _TOKEN.match(joined, position)
         if match is None:
             break
-        kind, piece = match.lastgroup, match.group()
-        if kind == "tag":
-            kind = "raw"
-        if kind == "newline":
-            start_of_line = True
-        elif kind == "mark" and piece == "#" and start_of_line:
-            end = _end_of_directive(joined, position)
-            _directive(source, joined[position:end], line)
-            piece = joined[position:end]
-            position = end
-            line += piece.count("\n") + piece.count("\0")
-            continue
-        elif kind not in ("space", "comment") and piece != "\0":
-            start_of_line = False
-            source.tokens.append(_token(str(kind), piece, line))
-        line += piece.count("\n") + piece.count("\0")
+        kind = match.lastgroup or "mark"
+        piece = match[kind]
         position = match.end()
+        if kind == "newline":
+            fresh, line = True, line + 1
+        elif kind == "mark" and piece == "#" and fresh:
+            position = _end_of_directive(joined, match.start(kind))
+            piece = joined[match.start(kind) : position]
+            _directive(source, piece, line)
+            line += piece.count("\n") + piece.count("\0")
+        elif piece == "\0":
+            line += 1
+        elif kind == "comment":
+            line += piece.count("\n") + piece.count("\0")
+        else:
+            fresh = False
+            source.tokens.append(_token(kind, piece, line))
+            if kind in ("raw", "string"):
+                line += piece.count("\n") + piece.count("\0")
     return source
 
 
@@ -141,12 +148,7 @@ def _directive(source: Source, text: str, line: int) -> None:
     match = re.match(r"#\s*define\s+([A-Za-z_]\w*)(\(([^)]*)\))?(.*)", plain, re.DOTALL)
     if match is None:
         return
-    body = tuple(
-        Token(each.kind, each.text, line)
-        for each in read(
-            " " + match[4].lstrip().lstrip("#") if match[4].lstrip().startswith("##") else " " + _shield(match[4]), line
-        ).tokens
-    )
+    body = tuple(Token(each.kind, each.text, line) for each in _read(match[4], line, False).tokens)
     if match[2] is None:
         source.macros.setdefault(match[1], Macro(None, body))
         return
@@ -155,11 +157,6 @@ def _directive(source: Source, text: str, line: int) -> None:
     if variadic:
         names[-1] = names[-1].removesuffix("...") or "__VA_ARGS__"
     source.macros.setdefault(match[1], Macro(tuple(names), body, variadic))
-
-
-def _shield(body: str) -> str:
-    """Keep a stringising ``#x`` at a body's start from looking like a directive."""
-    return "( ) " + body if body.lstrip().startswith("#") else body
 
 
 def _expand(

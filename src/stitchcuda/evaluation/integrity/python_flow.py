@@ -13,6 +13,7 @@ from stitchcuda.evaluation.integrity import python_tables as tables
 from stitchcuda.evaluation.integrity.fold import Folder
 from stitchcuda.evaluation.integrity.names import Names
 from stitchcuda.evaluation.integrity.rules import Hit
+from stitchcuda.evaluation.integrity.trees import under_main_guard, walk
 from stitchcuda.evaluation.integrity.words import words
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -45,10 +46,10 @@ def flow_hits(path: str, tree: ast.Module, folder: Folder, names: Names, *, nati
 class _Flow:
     def __init__(self, path: str, tree: ast.Module, folder: Folder, names: Names) -> None:
         self.path, self.tree, self.folder, self.names = path, tree, folder, names
-        self.classes = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+        self.classes = {node.name: node for node in walk(tree) if isinstance(node, ast.ClassDef)}
         self.functions = {node.name: node for node in tree.body if isinstance(node, Function)}
         self.hot = self._reachable()
-        self.attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        self.attributes = {node.attr for node in walk(tree) if isinstance(node, ast.Attribute)}
         self.graphs = any(
             name in self.attributes or name in names for name in ("CUDAGraph", "make_graphed_callables", "graph")
         ) and ("replay" in self.attributes or "make_graphed_callables" in self.attributes)
@@ -86,7 +87,7 @@ class _Flow:
                 if isinstance(part, Function) and part.name in _ENTRY_METHODS
             ]
             seen_classes.add("ModelNew")
-            wanted = {part.id for part in ast.walk(self.classes["ModelNew"]) if isinstance(part, ast.Name)}
+            wanted = {part.id for part in walk(self.classes["ModelNew"]) if isinstance(part, ast.Name)}
             front += self._methods_of(wanted, seen_classes)
         methods = {
             part.name: part for node in self.classes.values() for part in node.body if isinstance(part, Function)
@@ -96,8 +97,8 @@ class _Flow:
             if not isinstance(function, Function) or id(function) in found:
                 continue
             found[id(function)] = function
-            mentioned = {part.id for part in ast.walk(function) if isinstance(part, ast.Name)}
-            called = {part.attr for part in ast.walk(function) if isinstance(part, ast.Attribute)}
+            mentioned = {part.id for part in walk(function) if isinstance(part, ast.Name)}
+            called = {part.attr for part in walk(function) if isinstance(part, ast.Attribute)}
             front += [self.functions[name] for name in mentioned if name in self.functions]
             front += [methods[name] for name in called if name in methods and name != "__init__"]
             front += self._methods_of(mentioned, seen_classes)
@@ -113,13 +114,13 @@ class _Flow:
         return found
 
     def _fallbacks(self, function: Function) -> Iterator[Hit]:
-        for node in ast.walk(function):
+        for node in walk(function):
             if not isinstance(node, ast.Try) or not any(
-                isinstance(part, ast.Call) for each in node.body for part in ast.walk(each)
+                isinstance(part, ast.Call) for each in node.body for part in walk(each)
             ):
                 continue
             for handler in node.handlers:
-                for part in (part for each in handler.body for part in ast.walk(each)):
+                for part in (part for each in handler.body for part in walk(each)):
                     if self._computes(part):
                         yield self.hit(
                             "silent_fallback", handler, f"except in {function.name} computes with the framework"
@@ -146,7 +147,7 @@ class _Flow:
         return False
 
     def _library(self, function: Function) -> Iterator[Hit]:
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
                 yield self.hit("library_compute", node, "@")
             elif isinstance(node, ast.Call):
@@ -164,7 +165,7 @@ class _Flow:
 
     def _counters(self, function: Function) -> Iterator[Hit]:
         counted: dict[str, ast.AST] = {}
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.AugAssign) and isinstance(node.op, ast.Add) and (name := _place(node.target)):
                 counted[name] = node
             elif (
@@ -176,12 +177,12 @@ class _Flow:
                     if (name := _place(target)) and name in (_place(node.value.left), _place(node.value.right)):
                         counted[name] = node
         declared = {
-            name for node in ast.walk(function) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
+            name for node in walk(function) if isinstance(node, (ast.Global, ast.Nonlocal)) for name in node.names
         }
         counted = {name: node for name, node in counted.items() if "." in name or "[" in name or name in declared}
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, (ast.If, ast.IfExp)):
-                for part in ast.walk(node.test):
+                for part in walk(node.test):
                     if (name := _place(part)) in counted and name is not None:
                         yield self.hit("call_counter", node, f"{name} is counted and asked")
                         break
@@ -190,7 +191,7 @@ class _Flow:
         keys = self._key_names(function)
         parameters = _parameters(function)
         tainted = _tainted(function, parameters)
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.Subscript) and self._is_key(node.slice, keys):
                 yield self.hit("keyed_cache", node, ast.unparse(node)[:80])
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -212,7 +213,7 @@ class _Flow:
     def _key_names(self, function: Function) -> set[str]:
         keys: set[str] = set()
         for _ in range(3):
-            for node in ast.walk(function):
+            for node in walk(function):
                 if isinstance(node, ast.Assign) and self._is_key(node.value, keys):
                     keys.update(target.id for target in node.targets if isinstance(target, ast.Name))
         return keys
@@ -258,9 +259,9 @@ class _Flow:
 
     def _kept(self, node: ast.If, function: Function, tainted: set[str]) -> Iterator[Hit]:
         """``if self.y is None: self.y = f(x)`` or ``if k not in cache: cache[k] = f(x)``, with the value returned."""
-        asked = {_base(name) for part in ast.walk(node.test) if (name := _place(part) or _asked_by_name(part))}
+        asked = {_base(name) for part in walk(node.test) if (name := _place(part) or _asked_by_name(part))}
         returned = _returned(function)
-        for part in (part for each in [*node.body, *node.orelse] for part in ast.walk(each)):
+        for part in (part for each in [*node.body, *node.orelse] for part in walk(each)):
             if not isinstance(part, ast.Assign) or not _depends(part.value, tainted):
                 continue
             for name in filter(None, map(_place, part.targets)):
@@ -281,10 +282,10 @@ class _Flow:
     def _inputs(self, forward: Function) -> Iterator[Hit]:
         parameters = _parameters(forward)
         rebound: dict[str, int] = {}
-        for node in ast.walk(forward):
+        for node in walk(forward):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 rebound[node.id] = min(rebound.get(node.id, node.lineno), node.lineno)
-        for node in ast.walk(forward):
+        for node in walk(forward):
             name = _changed(node)
             if name is None or name not in parameters:
                 continue
@@ -297,7 +298,7 @@ class _Flow:
         loads: dict[str, int] = {}
         stores: set[str] = set()
         made: dict[str, ast.expr] = {}
-        for node in ast.walk(forward):
+        for node in walk(forward):
             if isinstance(node, ast.Name):
                 if isinstance(node.ctx, ast.Load):
                     loads[node.id] = loads.get(node.id, 0) + 1
@@ -305,7 +306,7 @@ class _Flow:
                     stores.add(node.id)
             elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
                 made[node.targets[0].id] = node.value
-        returns = [node for node in ast.walk(forward) if isinstance(node, ast.Return) and node.value is not None]
+        returns = [node for node in walk(forward) if isinstance(node, ast.Return) and node.value is not None]
         for node in returns:
             value = node.value
             if isinstance(value, ast.Name) and value.id in made and loads.get(value.id) == 1:
@@ -321,18 +322,18 @@ class _Flow:
             if isinstance(value, ast.Name) and value.id in parameters - stores:
                 uses = sum(
                     1
-                    for part in ast.walk(forward)
+                    for part in walk(forward)
                     if isinstance(part, ast.Call)
                     for a in [*part.args, *(k.value for k in part.keywords)]
                     if isinstance(a, ast.Name) and a.id == value.id
                 )
-                if not uses and not any(_changed(part) == value.id for part in ast.walk(forward)):
+                if not uses and not any(_changed(part) == value.id for part in walk(forward)):
                     yield self.hit("input_passthrough", node, ast.unparse(node)[:80])
 
     def _streams(self) -> Iterator[Hit]:
         joined = bool(self.attributes & _JOINS)
         replays: list[ast.AST] = []
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if isinstance(node, ast.Call):
                 paths = self.names.resolve(node.func)
                 if (
@@ -351,25 +352,27 @@ class _Flow:
             yield self.hit("graph_without_copy", replays[0], "replay() and no copy_() in the file")
 
     def _reference_copy(self) -> Iterator[Hit]:
-        guard = {
-            id(part)
-            for node in self.tree.body
-            if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test)
-            for part in ast.walk(node)
-        }
+        guard = under_main_guard(self.tree)
         new = self.classes.get("ModelNew")
-        if (
-            new is not None
-            and "Model" in self.classes
-            and any(isinstance(base, ast.Name) and base.id == "Model" for base in new.bases)
-        ):
-            yield self.hit("copies_reference", new, "class ModelNew(Model)")
-        for node in ast.walk(self.tree):
+        if new is not None and "Model" in self.classes and any(_is_name(base, "Model") for base in new.bases):
+            forwards = self._forwards("ModelNew")
+            if not forwards:
+                yield self.hit("copies_reference", new, "class ModelNew(Model) has no forward of its own")
+            for node in (part for forward in forwards for part in walk(forward)):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "forward":
+                    owner = node.func.value.func if isinstance(node.func.value, ast.Call) else node.func.value
+                    if _is_name(owner, "super") or _is_name(owner, "Model"):
+                        yield self.hit("copies_reference", node, ast.unparse(node)[:80])
+        for node in walk(self.tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and id(node) not in guard:
                 if node.func.id == "Model" and "Model" in self.classes:
                     yield self.hit("copies_reference", node, "Model(...)")
                 elif node.func.id in ("get_inputs", "get_init_inputs") and node.func.id in self.functions:
                     yield self.hit("regenerates_inputs", node, f"{node.func.id}()")
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
 
 
 def _parameters(function: Function) -> set[str]:
@@ -383,12 +386,12 @@ def _tainted(function: Function, parameters: set[str]) -> set[str]:
     """Names in a function that hold data of its arguments, not only their shapes."""
     tainted = set(parameters)
     for _ in range(3):
-        for node in ast.walk(function):
+        for node in walk(function):
             if isinstance(node, ast.Assign) and _depends(node.value, tainted):
                 tainted.update(
                     p.id
                     for target in node.targets
-                    for p in ast.walk(target)
+                    for p in walk(target)
                     if isinstance(p, ast.Name) and isinstance(p.ctx, ast.Store)
                 )
     return tainted
@@ -441,10 +444,10 @@ def _asked_by_name(node: ast.AST) -> str | None:
 def _returned(function: Function) -> set[str]:
     """Places whose contents a function returns, directly or through a plain copy: ``y = self.cache[k]; return y``."""
     returned: set[str] = set()
-    for node in ast.walk(function):
+    for node in walk(function):
         if isinstance(node, ast.Return) and node.value is not None:
-            returned |= {_base(name) for part in ast.walk(node.value) if (name := _place(part))}
-    for node in ast.walk(function):
+            returned |= {_base(name) for part in walk(node.value) if (name := _place(part))}
+    for node in walk(function):
         copied = isinstance(node, ast.Assign) and any(_place(target) in returned for target in node.targets)
         if copied and (name := _place(node.value)) is not None:  # type: ignore[attr-defined]
             returned.add(_base(name))
@@ -461,12 +464,12 @@ def _remembered(node: ast.AST) -> bool:
         )
         or (isinstance(part, ast.Name) and part.id.startswith("_"))
         or (isinstance(part, ast.Name) and part.id.isupper())
-        for part in ast.walk(node)
+        for part in walk(node)
     )
 
 
 def _mentions_any(node: ast.AST, names: set[str]) -> bool:
-    return any(isinstance(part, ast.Name) and part.id in names for part in ast.walk(node))
+    return any(isinstance(part, ast.Name) and part.id in names for part in walk(node))
 
 
 def _changed(node: ast.AST) -> str | None:

@@ -34,11 +34,7 @@ _INTRINSICS = words(
     __expf __exp10f __logf __log2f __log10f __sinf __cosf __tanf __powf __fdividef __sincosf __tanhf
     """
 )
-_NARROW_TYPES = words(
-    """
-    __half __half2 half half2 __nv_bfloat16 __nv_bfloat162 nv_bfloat16 wmma
-    """
-)
+_NARROW_TYPES = frozenset({"wmma", "tcgen05", "wgmma"})
 _SWITCHES = re.compile(
     r"CUBLAS_(TF32_TENSOR_OP_MATH|COMPUTE_32F_FAST_\w+|TENSOR_OP_MATH)|CUDNN_TENSOR_OP_MATH\w*|setAllowTF32\w*|setFloat32MatmulPrecision"
 )

@@ -17,6 +17,7 @@ from stitchcuda.evaluation.integrity.fold import UNKNOWN, Folder
 from stitchcuda.evaluation.integrity.names import Names
 from stitchcuda.evaluation.integrity.python_flow import flow_hits
 from stitchcuda.evaluation.integrity.rules import Hit
+from stitchcuda.evaluation.integrity.trees import docstrings, parse, under_main_guard, walk
 from stitchcuda.task.model import Precision
 
 _MEMORY_PATH = re.compile(r"/proc/[^/\s]+/(task/[^/\s]+/)?mem\b|/dev/k?mem\b")
@@ -53,9 +54,8 @@ def python_hits(path: str, source: str, *, precision: Precision, native: bool, l
     ``native`` says that the Program has native sources; ``local`` are its own modules' names. A file that does not
     parse gives none: the build says so.
     """
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = parse(source)
+    if tree is None:
         return []
     scan = _Scan(path, tree, precision, local)
     try:
@@ -68,29 +68,22 @@ def python_hits(path: str, source: str, *, precision: Precision, native: bool, l
 
 def native_texts(source: str) -> list[tuple[int, str]]:
     """C++ and CUDA sources that a Python file holds as strings, each with the line it starts in."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    tree = parse(source)
+    if tree is None:
         return []
     folder = Folder(tree)
-    docs = _docstrings(tree)
+    docs = docstrings(tree)
     found: list[tuple[int, str]] = []
     inner: set[int] = set()
-    for node in ast.walk(tree):
+    for node in walk(tree):
         if id(node) in inner or id(node) in docs:
             continue
         if isinstance(node, (ast.Constant, ast.BinOp, ast.JoinedStr, ast.Call)):
             text = folder.text(node)
             if text is not None and _NATIVE_TEXT.search(text):
-                inner.update(id(part) for part in ast.walk(node))
+                inner.update(id(part) for part in walk(node))
                 found.append((node.lineno, text))
     return found
-
-
-def _docstrings(tree: ast.Module) -> set[int]:
-    return {
-        id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    }
 
 
 class _Scan:
@@ -100,12 +93,12 @@ class _Scan:
         self.path, self.tree, self.precision, self.local = path, tree, precision, local
         self.folder = Folder(tree)
         self.names = Names(tree, self.folder)
-        self.docs = _docstrings(tree)
+        self.docs = docstrings(tree)
         self.own_descriptors = self._own_descriptors()
-        self.main_guard = _guarded(tree)
+        self.main_guard = under_main_guard(tree)
 
     def run(self) -> Iterator[Hit]:
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if id(node) in self.main_guard:
                 continue
             if isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -305,7 +298,7 @@ class _Scan:
     def _executed(self, node: ast.Call, function: str) -> Iterator[Hit]:
         folded = self.folder.fold(node.args[0]) if node.args else None
         if folded is None:
-            maker = next((True for part in ast.walk(node) if part is not node and self._decodes(part)), False)
+            maker = next((True for part in walk(node) if part is not node and self._decodes(part)), False)
             yield self.hit(
                 "executes_hidden_code" if maker else "dynamic_code",
                 node,
@@ -377,7 +370,7 @@ class _Scan:
         """Whether a path is made from ``__file__`` or a fresh temporary folder."""
         if depth > 8:
             return False
-        for part in ast.walk(node):
+        for part in walk(node):
             if isinstance(part, ast.Name) and part.id == "__file__":
                 return True
             if isinstance(part, (ast.Name, ast.Attribute, ast.Call)):
@@ -393,9 +386,9 @@ class _Scan:
     def _own_descriptors(self) -> set[str]:
         """Names bound to descriptors that the file opened itself."""
         own: set[str] = set()
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if isinstance(node, ast.Assign) and self._opens(node.value):
-                names = (part for target in node.targets for part in ast.walk(target) if isinstance(part, ast.Name))
+                names = (part for target in node.targets for part in walk(target) if isinstance(part, ast.Name))
                 own.update(name.id for name in names)
         return own
 
@@ -435,7 +428,7 @@ class _Scan:
         parts = [
             part.value
             for argument in node.args
-            for part in ast.walk(argument)
+            for part in walk(argument)
             if isinstance(part, ast.Constant) and isinstance(part.value, str)
         ]
         return bool(
@@ -444,7 +437,7 @@ class _Scan:
         )
 
     def _flags(self, node: ast.AST) -> Iterator[Hit]:
-        for part in ast.walk(node):
+        for part in walk(node):
             text = self.folder.text(part) if isinstance(part, (ast.Constant, ast.BinOp, ast.JoinedStr)) else None
             if isinstance(part, ast.Constant) and isinstance(part.value, bytes):
                 text = part.value.decode(errors="replace")
@@ -479,28 +472,12 @@ class _Scan:
 
     def _loose_reference(self) -> Iterator[Hit]:
         """``Model``, ``get_inputs`` and ``get_init_inputs`` that the file uses and nothing in it defines."""
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
                 return
         wanted = {"Model", "get_inputs", "get_init_inputs"}
-        for node in ast.walk(self.tree):
+        for node in walk(self.tree):
             if not isinstance(node, ast.Name) or node.id not in wanted or node.id in self.names:
                 continue
             if isinstance(node.ctx, ast.Load) and id(node) not in self.main_guard:
                 yield self.hit("reads_reference", node, f"{node.id} is not defined here")
-
-
-def _guarded(tree: ast.Module) -> set[int]:
-    """Nodes under ``if __name__ == "__main__":``, which an evaluation never runs."""
-    found: set[int] = set()
-    for node in tree.body:
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Compare) and isinstance(node.test.left, ast.Name):
-            right = node.test.comparators[0]
-            if (
-                node.test.left.id == "__name__"
-                and isinstance(node.test.ops[0], ast.Eq)
-                and isinstance(right, ast.Constant)
-                and right.value == "__main__"
-            ):
-                found.update(id(part) for each in node.body for part in ast.walk(each))
-    return found
