@@ -26,7 +26,12 @@ class Specimen(BaseModel):
     task: str = Field(description="name of a file in tasks/, without .py")
     target: Literal["cpu", "cuda", "both"]
     kind: Literal["exploit", "honest"]
-    note: str = ""
+    naive: Literal["reference_first", "candidate_first", "no"] = Field(
+        default="reference_first",
+        description="the order in which a naive harness that it fools runs reference and candidate; "
+        "no: it fools none of that kind, and the note says why it belongs here",
+    )
+    note: str = Field(default="", description="what a reader should know")
 
     def runs_on(self, target: Literal["cpu", "cuda"]) -> bool:
         """Whether the program is meant for ``target``."""
