@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.evaluation import nursery, sandbox, wire
+from stitchcuda import nursery
+from stitchcuda.evaluation import sandbox, wire
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.runner_client import RunnerClient, Subject
 from stitchcuda.evaluation.settings import EvaluationSettings

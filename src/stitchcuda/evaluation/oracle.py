@@ -377,5 +377,10 @@ def serve(channel: socket.socket) -> None:
         send(channel, json.dumps(answer).encode())
 
 
+def main() -> None:
+    """Serve the socket whose number is the last argument."""
+    serve(socket.socket(fileno=int(sys.argv[-1])))
+
+
 if __name__ == "__main__":
-    serve(socket.socket(fileno=int(sys.argv[1])))
+    main()

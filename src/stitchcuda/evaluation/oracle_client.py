@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stitchcuda import nursery
 from stitchcuda.errors import InfrastructureError, TaskError
-from stitchcuda.evaluation import nursery
 from stitchcuda.evaluation.channel import receive, send
 
 
@@ -31,7 +31,16 @@ class OracleClient:
         source = str(Path(__file__).parents[2])
         environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
-        forked = nursery.start_oracle(environment, theirs.fileno(), self.errors.fileno()) if kind == "cpu" else None
+        forked = None
+        if kind == "cpu":
+            forked = nursery.start_module(
+                "stitchcuda.evaluation.oracle",
+                [],
+                output=self.errors.fileno(),
+                channel=theirs.fileno(),
+                environment=environment,
+                confined_soon=True,
+            )
         self.process: nursery.Process = forked or subprocess.Popen(
             [sys.executable, "-P", "-m", "stitchcuda.evaluation.oracle", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],

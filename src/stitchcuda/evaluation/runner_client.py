@@ -21,8 +21,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from stitchcuda import nursery
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation import nursery, sandbox, wire
+from stitchcuda.evaluation import sandbox, wire
 from stitchcuda.evaluation.model import Finding, Layer, Status
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Code, Op, Reply
@@ -158,7 +159,7 @@ class RunnerClient:
         }
         forked = None
         if kind == "cpu":
-            forked = nursery.start_runner(config, inherited | {nursery.STDOUT: output_write})
+            forked = nursery.start_confined(config, inherited | {nursery.STDOUT: output_write})
         try:
             self.process: nursery.Process = forked or subprocess.Popen(
                 [sys.executable, "-I", sandbox.__file__, json.dumps(config)],

@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from stitchcuda import nursery
 from stitchcuda.errors import TaskError
 from stitchcuda.task.model import Task, TaskFacts
 
@@ -75,17 +76,20 @@ def _free_device_bytes() -> int:
 
 def _run_probe(task: Task, request: Path, answer: Path, log: Path, limit: int, timeout_s: float) -> int:
     libc = ctypes.CDLL(None)
+    limits = {resource.RLIMIT_CORE: 0} | ({resource.RLIMIT_DATA: limit} if task.target.kind == "cpu" else {})
 
     def confine() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        if task.target.kind == "cpu":
-            resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+        for kind, value in limits.items():
+            resource.setrlimit(kind, (value, value))
 
-    command = [sys.executable, "-m", "stitchcuda.task.probe", str(request), str(answer)]
+    module, arguments = "stitchcuda.task.probe", [str(request), str(answer)]
     with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command,
+        forked = None
+        if task.target.kind == "cpu":
+            forked = nursery.start_module(module, arguments, output=sink.fileno(), limits=limits, from_here=True)
+        process: nursery.Process = forked or subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=sink,
             stderr=subprocess.STDOUT,

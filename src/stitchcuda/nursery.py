@@ -1,8 +1,8 @@
-"""Starts runners and oracles on cpu in milliseconds: a process imports torch once, and others are forked from it
-instead of importing torch anew. It never runs a Program, holds no secret and reads nobody's settings: those go from the
-supervisor straight to the fork. On cuda, where a process must open the device itself, nothing is forked.
+"""Starts processes that need torch in milliseconds: one process imports it, and others are forked from that instead of
+importing it anew. It never runs a Program or a Task, holds no secret and reads nobody's settings: those go from the
+parent straight to the fork. Meant for cpu: a process that uses a GPU must open the device itself.
 
-The supervisor's end is ``start_runner`` and ``start_oracle``, each with a process of its own to fork from; the rest is
+The parent's end is ``start_confined`` and ``start_module``, each with a process of its own to fork from; the rest is
 that process itself, which needs torch and the standard library.
 """
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import gc
 import importlib
 import importlib.util
 import json
 import os
+import resource
 import select
 import signal
 import site
@@ -26,19 +29,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-Role = Literal["runner", "oracle"]
+Role = Literal["confined", "trusted"]
+"""What a nursery's forks are: Programs and stock options behind ``evaluation.sandbox``, or modules of this package."""
 
 STDOUT = "stdout"
 """Name of the descriptor that becomes a fork's standard output and error."""
 CONFIG = "config"
 """Name of the descriptor that a fork reads its settings from."""
+CHANNEL = "channel"
+"""Name of the descriptor of a trusted fork's own channel."""
+PR_SET_PDEATHSIG = 1
 START_SECONDS = 120.0
 """Longest time to wait for torch to be imported, or for an answer."""
 KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 KEPT_PREFIXES = ("GOMP_", "KMP_", "MALLOC_", "GLIBC_")
 """Of the environment, what libraries read when they are loaded; the rest reaches a fork with its settings."""
-KEPT_BY_ORACLE = (*KEPT_PREFIXES, "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MKL_")
+KEPT_BY_TRUSTED = (*KEPT_PREFIXES, "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MKL_")
 """What a Program's environment is scrubbed of, and the reference's is not."""
+PRELOADED = ("stitchcuda.evaluation.oracle", "stitchcuda.task.probe")
+"""Modules that trusted forks are most likely to run."""
 
 
 class Process(Protocol):
@@ -133,14 +142,14 @@ class Nursery:
             raise OSError(answer["error"])
         return answer, list(received)
 
-    def start(self, role: Role, config: dict[str, Any], fds: Mapping[str, int]) -> Forked:
-        """Fork one that plays ``role`` with ``config``, in which ``fds`` are entered by the numbers they get there."""
+    def start(self, config: dict[str, Any], fds: Mapping[str, int]) -> Forked:
+        """Fork one for ``config``; ``fds`` are given to it by name."""
         memory = os.memfd_create("config", os.MFD_CLOEXEC)
         try:
             os.write(memory, json.dumps(config).encode())
             os.lseek(memory, 0, os.SEEK_SET)
             named = {**fds, CONFIG: memory}
-            answer, (gone,) = self.ask({"role": role, "names": list(named)}, list(named.values()))
+            answer, (gone,) = self.ask({"names": list(named)}, list(named.values()))
         finally:
             os.close(memory)
         return Forked(self, int(answer["pid"]), gone)
@@ -165,7 +174,7 @@ def nursery(role: Role, **environment: str) -> Nursery:
 
     ``environment`` is added. Raises OSError when no process can be started.
     """
-    prefixes = KEPT_BY_ORACLE if role == "oracle" else KEPT_PREFIXES
+    prefixes = KEPT_BY_TRUSTED if role == "trusted" else KEPT_PREFIXES
     kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(prefixes)} | environment
     key = role, frozenset(kept.items())
     with _guard:
@@ -183,30 +192,50 @@ def _close_all() -> None:
             found.close()
 
 
-def start_runner(config: dict[str, Any], fds: Mapping[str, int]) -> Forked | None:
-    """A runner by fork; None where that is not possible, and the caller is to start an interpreter."""
+def start_confined(config: dict[str, Any], fds: Mapping[str, int]) -> Forked | None:
+    """``evaluation.sandbox.launch(config)`` in a fork, where ``fds`` are entered by the numbers they get there; its
+    output goes to ``fds[STDOUT]``. None where that is not possible, and the caller is to start an interpreter."""
     try:
-        return nursery("runner").start("runner", config, fds)
+        return nursery("confined").start(config, fds)
     except (OSError, ValueError):
         return None
 
 
-def start_oracle(environment: Mapping[str, str], channel: int, output: int) -> Forked | None:
-    """An oracle by fork; None where that is not possible. What its runners are forked from starts beside it."""
-    user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+def start_module(
+    module: str,
+    arguments: Sequence[str],
+    *,
+    output: int,
+    channel: int | None = None,
+    environment: Mapping[str, str] | None = None,
+    limits: Mapping[int, int] | None = None,
+    from_here: bool = False,
+    confined_soon: bool = False,
+) -> Forked | None:
+    """``python -m MODULE ARGUMENTS`` in a fork, which ends with this process; None where that is not possible.
+
+    ``module`` is one of this package. A ``channel`` is a socket that it gets as its last argument, by its number there;
+    ``limits`` are resource limits; ``from_here`` makes the current folder importable; ``confined_soon`` says that
+    ``start_confined`` is going to be called, whose nursery then starts beside. With the user's own search path, folder
+    and environment (this process's where none is given).
+    """
+    environment = os.environ if environment is None else environment
     searched = environment.get("PYTHONPATH", "").split(os.pathsep)
     config = {
+        "module": module,
+        "arguments": list(arguments),
         "environment": dict(environment),
-        "search_path": [path for path in searched if path],
-        "user_site": user,
+        "search_path": [path for path in ([os.getcwd()] if from_here else []) + searched if path],
+        "user_site": [site.getusersitepackages()] if site.ENABLE_USER_SITE else [],
         "folder": os.getcwd(),
+        "limits": list((limits or {}).items()),
     }
     try:
-        # How OpenMP's threads wait is settled when torch is imported.
-        waiting = {name: environment[name] for name in ("OMP_WAIT_POLICY",) if name in environment}
-        oracles = nursery("oracle", **waiting)
-        nursery("runner")
-        return oracles.start("oracle", config, {"channel_fd": channel, STDOUT: output})
+        # The parent waits for these far longer than they compute, so that spinning threads would only take its cores.
+        trusted = nursery("trusted", OMP_WAIT_POLICY="passive")
+        if confined_soon:
+            nursery("confined")
+        return trusted.start(config, {STDOUT: output} | ({} if channel is None else {CHANNEL: channel}))
     except (OSError, ValueError):
         return None
 
@@ -214,30 +243,40 @@ def start_oracle(environment: Mapping[str, str], channel: int, output: int) -> F
 # ---- The process itself ----
 
 
-def _child(role: Role, names: Sequence[str], fds: Sequence[int], sandbox: Any) -> int:
+def _confined(config: dict[str, Any], fds: dict[str, int]) -> int:
+    for fd in fds.values():
+        os.set_inheritable(fd, True)
+    return int(sys.modules["stitchcuda_sandbox"].launch(config | fds))
+
+
+def _trusted(config: dict[str, Any], fds: dict[str, int]) -> int:
+    # With this process's parent, which ends when the one that asked does.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    os.environ.clear()
+    os.environ.update(config["environment"])
+    os.chdir(config["folder"])
+    sys.dont_write_bytecode = True
+    sys.path[:] = [*config["search_path"], *sys.path, *config["user_site"]]
+    sys.argv = [config["module"], *config["arguments"], *(str(fd) for fd in fds.values())]
+    for kind, value in config["limits"]:
+        resource.setrlimit(kind, (value, value))
+    importlib.import_module(config["module"]).main()
+    return 0
+
+
+def _child(role: Role, names: Sequence[str], received: Sequence[int]) -> int:
     os.setsid()
-    given = dict(zip(names, fds, strict=True))
-    output = given.pop(STDOUT)
+    fds = dict(zip(names, received, strict=True))
+    output = fds.pop(STDOUT)
     for number in (1, 2):
         os.dup2(output, number)
     os.close(output)
-    with os.fdopen(given.pop(CONFIG), "rb") as file:
+    with os.fdopen(fds.pop(CONFIG), "rb") as file:
         config = json.load(file)
-    if role == "oracle":
-        os.environ.clear()
-        os.environ.update(config["environment"])
-        os.chdir(config["folder"])
-        sys.dont_write_bytecode = True
-        sys.path[:] = [*config["search_path"], *sys.path, *config["user_site"]]
-        oracle = importlib.import_module("stitchcuda.evaluation.oracle")
-        oracle.serve(socket.socket(fileno=given["channel_fd"]))
-        return 0
-    for fd in given.values():
-        os.set_inheritable(fd, True)
-    return int(sandbox.launch(config | given))
+    return _confined(config, fds) if role == "confined" else _trusted(config, fds)
 
 
-def _serve(channel: socket.socket, sandbox: Any) -> None:
+def _serve(role: Role, channel: socket.socket) -> None:
     while True:
         data, fds, _, _ = socket.recv_fds(channel, 1 << 12, 16)
         if not data:
@@ -256,7 +295,7 @@ def _serve(channel: socket.socket, sandbox: Any) -> None:
             code = 1
             try:
                 channel.close()
-                code = _child(request["role"], request["names"], fds, sandbox)
+                code = _child(role, request["names"], fds)
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 1
             except BaseException:
@@ -274,29 +313,29 @@ def _serve(channel: socket.socket, sandbox: Any) -> None:
             os.close(gone)
 
 
-def main(role: str, channel_fd: int, torch_folder: str) -> None:
-    """Import what ``role`` needs, then fork until the supervisor's end closes."""
-    import gc
-
+def main(role: Role, channel_fd: int, torch_folder: str) -> None:
+    """Import what forks need, then fork until the parent's end closes."""
     if torch_folder not in sys.path:
         sys.path.append(torch_folder)
-    spec = importlib.util.spec_from_file_location("stitchcuda_sandbox", Path(__file__).with_name("sandbox.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    sandbox = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = sandbox
-    spec.loader.exec_module(sandbox)
-    import torch  # noqa: F401
-
-    if role == "oracle":
-        sys.path.insert(0, str(Path(__file__).parents[2]))
-        # Counting the work of a call needs the second; it takes longer to import than torch itself.
-        for name in ("stitchcuda.evaluation.oracle", "torch._dynamo"):
+    # Counting the work of a call and recording one import torch._dynamo, which takes longer than torch itself.
+    for name in ("torch", "torch._dynamo"):
+        importlib.import_module(name)
+    here = Path(__file__).parent
+    if role == "confined":
+        spec = importlib.util.spec_from_file_location("stitchcuda_sandbox", here / "evaluation" / "sandbox.py")
+        assert spec is not None
+        assert spec.loader is not None
+        sandbox = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = sandbox
+        spec.loader.exec_module(sandbox)
+    else:
+        sys.path.insert(0, str(here.parent))
+        for name in PRELOADED:
             importlib.import_module(name)
     gc.collect()
     gc.freeze()
-    _serve(socket.socket(fileno=channel_fd), sandbox)
+    _serve(role, socket.socket(fileno=channel_fd))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    main("confined" if sys.argv[1] == "confined" else "trusted", int(sys.argv[2]), sys.argv[3])
