@@ -106,7 +106,7 @@ def processes() -> set[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == 1 and b"evaluation/nursery.py" in (entry / "cmdline").read_bytes():
+                if parent == 1 and b"stitchcuda/nursery.py" in (entry / "cmdline").read_bytes():
                     found.add(int(entry.name))
     return found
 
