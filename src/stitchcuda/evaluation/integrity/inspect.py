@@ -28,9 +28,14 @@ def inspect_program(program: Program, target: Target, precision: Precision) -> l
     inside = {path: native_texts(text) for path, text in python.items()}
     macros = native_macros(native.values())
     local = frozenset(local_modules(program))
+    launchers = program.manifest.launchers if program.manifest is not None else []
+    outputs = {
+        launcher.name: tuple(at for at, each in enumerate(launcher.arguments) if each.role != "input")
+        for launcher in launchers
+    }
     hits: list[Hit] = []
     for path, text in python.items():
-        hits += python_hits(path, text, precision=precision, native=bool(native), local=local)
+        hits += python_hits(path, text, precision=precision, local=local, outputs=outputs)
         shared: dict[str, Macro] = macros | native_macros(text for _, text in inside[path])
         for line, source in inside[path]:
             hits += native_hits(path, source, precision=precision, macros=shared, first_line=line)

@@ -37,9 +37,13 @@ REFERENCES: dict[str, str] = by_name(
     threading.Thread threading.Timer _thread.start_new_thread multiprocessing.Process multiprocessing.Pool
     torch.multiprocessing.Process torch.multiprocessing.spawn concurrent.futures.ThreadPoolExecutor
     concurrent.futures.ProcessPoolExecutor multiprocessing.pool.ThreadPool asyncio.run asyncio.create_task os.fork
-    os.forkpty os.posix_spawn os.system os.popen os.execv os.execve os.execvp atexit.register torch.jit.fork
+    os.forkpty os.posix_spawn os.system os.popen os.execv os.execve os.execvp torch.jit.fork
     torch.jit._fork torch.futures.Future subprocess.Popen subprocess.run subprocess.call subprocess.check_call
-    subprocess.check_output weakref.finalize
+    subprocess.check_output
+    """,
+    runs_later="""
+    atexit.register atexit._run_exitfuncs weakref.finalize signal.signal signal.setitimer signal.alarm
+    threading._register_atexit sys.addaudithook sys.unraisablehook
     """,
     compiler_wrap="""
     torch.compile torch.jit.script torch.jit.trace torch.jit.freeze torch.jit.optimize_for_inference
@@ -171,14 +175,6 @@ KERNEL_LANGUAGES = words(
 )
 """Packages that kernels are written in."""
 
-BAD_LIBC = words(
-    """
-    _exit dup2 dup3 execve fork kill memfd_create mprotect personality pkey_mprotect popen prctl process_vm_readv
-    process_vm_writev ptrace seccomp setns shm_open syscall system tgkill unshare vfork
-    """
-)
-"""Functions of the C library that have no place behind ctypes."""
-
 HIDDEN_RUNNERS = words(
     """
     builtins.compile builtins.eval builtins.exec cloudpickle.loads dill.loads marshal.loads pickle.loads
@@ -204,3 +200,11 @@ OPENERS = words(
     """
 )
 """Functions that give descriptors of the caller's own."""
+
+TENSOR_METHODS = words(
+    """
+    ? detach cpu cuda clone contiguous data_ptr untyped_storage numpy to view item tolist copy_ __class__ is_contiguous
+    element_size numel size stride double float half
+    """
+)
+"""What others call on a tensor that they are given."""

@@ -2,21 +2,24 @@
 
 This is the last and weakest layer: it reads the text, and text can be hidden. It looks for what a kernel program never
 needs (replacing functions of torch, walking frames, writing to foreign descriptors) and rejects that; what an honest
-program may do too is flagged. How data flows through ``forward`` is in ``python_flow``; native sources are in
-``static_native``.
+program may do too is flagged. How data flows through ``forward`` is in ``python_caches`` and ``python_outputs``;
+native sources are in ``static_native``.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from stitchcuda.evaluation.integrity import python_tables as tables
 from stitchcuda.evaluation.integrity.fold import UNKNOWN, Folder
 from stitchcuda.evaluation.integrity.names import Names
-from stitchcuda.evaluation.integrity.python_flow import flow_hits
+from stitchcuda.evaluation.integrity.python_caches import cache_hits
+from stitchcuda.evaluation.integrity.python_outputs import output_hits
+from stitchcuda.evaluation.integrity.python_view import View
 from stitchcuda.evaluation.integrity.rules import Hit
+from stitchcuda.evaluation.integrity.symbols import IMPORTS
 from stitchcuda.evaluation.integrity.trees import docstrings, parse, under_main_guard, walk
 from stitchcuda.task.model import Precision
 
@@ -48,22 +51,28 @@ _INSTALL = re.compile(r"\b(pip3?|uv|conda|apt-get)\b.*\binstall\b")
 _RUNNING = frozenset({"exec", "eval"})
 
 
-def python_hits(path: str, source: str, *, precision: Precision, native: bool, local: frozenset[str]) -> list[Hit]:
+def python_hits(
+    path: str,
+    source: str,
+    *,
+    precision: Precision,
+    local: frozenset[str],
+    outputs: Mapping[str, tuple[int, ...]] | None = None,
+) -> list[Hit]:
     """Hits in one Python file.
 
-    ``native`` says that the Program has native sources; ``local`` are its own modules' names. A file that does not
-    parse gives none: the build says so.
+    ``local`` are the names of the Program's own modules, ``outputs`` the positions of each launcher's output arguments.
+    A file that does not parse gives none: the build says so.
     """
     tree = parse(source)
     if tree is None:
         return []
-    scan = _Scan(path, tree, precision, local)
     try:
-        hits = list(scan.run())
-        hits += flow_hits(path, tree, scan.folder, scan.names, native=native)
+        scan = _Scan(path, tree, precision, local)
+        view = View(path, tree, scan.folder, scan.names)
+        return [*scan.run(), *cache_hits(view), *output_hits(view, outputs or {})]
     except RecursionError:
         return [Hit("dynamic_code", path, 0, "expressions are nested too deeply to be read")]
-    return hits
 
 
 def native_texts(source: str) -> list[tuple[int, str]]:
@@ -96,6 +105,9 @@ class _Scan:
         self.docs = docstrings(tree)
         self.own_descriptors = self._own_descriptors()
         self.main_guard = under_main_guard(tree)
+        self.assigned = {
+            id(target): node.value for node in walk(tree) if isinstance(node, ast.Assign) for target in node.targets
+        }
 
     def run(self) -> Iterator[Hit]:
         for node in walk(self.tree):
@@ -112,8 +124,6 @@ class _Scan:
                     yield from self._store(node)
             if isinstance(node, (ast.Constant, ast.BinOp, ast.JoinedStr)) and id(node) not in self.docs:
                 yield from self._string(node)
-            elif isinstance(node, ast.ClassDef):
-                yield from self._class(node)
         yield from self._loose_reference()
 
     def hit(self, rule: str, node: ast.AST, what: str) -> Hit:
@@ -161,6 +171,8 @@ class _Scan:
                 yield self.hit("enters_harness", node, path)
             elif path.startswith("ctypes.pythonapi."):
                 yield self.hit("raw_memory", node, path)
+            elif isinstance(node, ast.Attribute) and path.startswith(("ctypes.CDLL().", "ctypes.cdll.LoadLibrary().")):
+                yield from self._foreign_function(node, node.attr)
 
     def _store(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[Hit]:
         if isinstance(node, ast.Name):
@@ -191,6 +203,8 @@ class _Scan:
         elif "()" in owner:  # an attribute of an object, such as a module's weight; only a timer's methods matter
             if name in tables.TIMER_METHODS:
                 yield self.hit("patches_timer", node, f"{path} is set")
+            elif name in tables.TENSOR_METHODS and owner.startswith("torch.") and not owner.startswith("torch.nn."):
+                yield self.hit("tensor_subclass", node, f"{path} is set")
         elif path.startswith(tables.TIMER_PREFIXES) or name in tables.TIMER_METHODS:
             yield self.hit("patches_timer", node, f"{path} is set")
         else:
@@ -198,7 +212,10 @@ class _Scan:
 
     def _setting(self, node: ast.AST, path: str) -> Iterator[Hit]:
         if "tf32" in path or "reduced_precision" in path or "fp32_precision" in path:
-            if self.precision == "fp32":
+            value = self.assigned.get(id(node))
+            folded = self.folder.fold(value) if value is not None else None
+            off = folded is not None and folded.value in (False, "ieee", "none")
+            if self.precision == "fp32" and not off:
                 yield self.hit("precision_switch", node, f"{path} is set")
         elif path.startswith("torch.utils.cpp_extension."):
             yield self.hit("changes_environment", node, f"{path} is set")
@@ -215,8 +232,6 @@ class _Scan:
         for function in functions:
             yield from self._named_call(node, function)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in tables.BAD_LIBC and isinstance(node.func, ast.Attribute) and self._is_library(node.func.value):
-            yield self.hit("controls_process", node, f"{name} through ctypes")
         if name in ("manual_seed",) and not functions and isinstance(node.func, ast.Attribute):
             yield self.hit("fixed_seed", node, ".manual_seed()")
         if name in ("half", "bfloat16") and not node.args and self.precision == "fp32":
@@ -311,7 +326,7 @@ class _Scan:
             yield self.hit("dynamic_code", node, function.removeprefix("builtins."))
         if isinstance(folded.value, (str, bytes)):
             text = folded.value if isinstance(folded.value, str) else folded.value.decode(errors="replace")
-            for inner in python_hits(self.path, text, precision=self.precision, native=True, local=self.local):
+            for inner in python_hits(self.path, text, precision=self.precision, local=self.local):
                 yield Hit(inner.rule, self.path, node.lineno, f"in executed text: {inner.what}")
 
     def _decodes(self, node: ast.AST) -> bool:
@@ -404,11 +419,13 @@ class _Scan:
             node = node.value
         return node.id in self.own_descriptors if isinstance(node, ast.Name) else self._opens(node)
 
-    def _is_library(self, node: ast.AST) -> bool:
-        return any(
-            path.startswith(("ctypes.CDLL()", "ctypes.PyDLL()", "ctypes.cdll", "ctypes.pythonapi"))
-            for path in self.names.resolve(node)
-        )
+    def _foreign_function(self, node: ast.AST, name: str) -> Iterator[Hit]:
+        """A function of a C library that is reached through ctypes."""
+        rule = IMPORTS.get(name)
+        if name.startswith(("cuStreamCreate", "cudaStreamCreate")):
+            rule = "side_stream"
+        if rule is not None:
+            yield self.hit(rule, node, f"{name} through ctypes")
 
     def _library(self, node: ast.Call) -> Iterator[Hit]:
         name = self.folder.text(node.args[0]) if node.args else None
@@ -463,12 +480,6 @@ class _Scan:
             yield self.hit("changes_environment", node, text)
         elif _REFERENCE_FILES.search(text) and text.split("/")[-1].removesuffix(".py") not in self.local:
             yield self.hit("reads_files", node, repr(text[:80]))
-
-    def _class(self, node: ast.ClassDef) -> Iterator[Hit]:
-        bases = {path for base in node.bases for path in self.names.resolve(base)}
-        methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
-        if "torch.Tensor" in bases or methods & {"__torch_function__", "__torch_dispatch__"}:
-            yield self.hit("tensor_subclass", node, f"class {node.name}")
 
     def _loose_reference(self) -> Iterator[Hit]:
         """``Model``, ``get_inputs`` and ``get_init_inputs`` that the file uses and nothing in it defines."""

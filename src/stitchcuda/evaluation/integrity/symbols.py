@@ -40,8 +40,10 @@ IMPORTS: dict[str, str] = by_name(
     dlopen dlmopen dlsym dlvsym dladdr dlinfo
     """,
     background_work="""
-    pthread_create thrd_create timer_create setitimer alarm
-    _ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE atexit on_exit
+    pthread_create thrd_create _ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE 
+    """,
+    runs_later="""
+    atexit on_exit signal sigaction timer_create setitimer alarm
     """,
     host_callback="""
     cudaLaunchHostFunc cudaLaunchHostFunc_v2 cudaStreamAddCallback cuLaunchHostFunc cuStreamAddCallback
@@ -53,12 +55,13 @@ IMPORTS: dict[str, str] = by_name(
     """,
     changes_environment="""
     setenv putenv unsetenv clearenv cudaDeviceReset cuDevicePrimaryCtxReset_v2 cuDevicePrimaryCtxReset
-    cudaSetDeviceFlags signal sigaction sched_setaffinity pthread_setaffinity_np setpriority nice
+    cudaSetDeviceFlags sched_setaffinity pthread_setaffinity_np setpriority nice
     omp_set_num_threads mallopt setrlimit prlimit cuCtxDestroy_v2 cuCtxDestroy cuCtxCreate_v2 cuCtxCreate_v4
     cuCtxCreate
     """,
     persisting_l2="""
     cudaCtxResetPersistingL2Cache cuCtxResetPersistingL2Cache cudaStreamSetAttribute cuStreamSetAttribute
+    cuCtxSetLimit cudaDeviceSetLimit
     """,
     replaces_measuring="""
     cudaProfilerStop cudaProfilerStart cuProfilerStop cuProfilerStart

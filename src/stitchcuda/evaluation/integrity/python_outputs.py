@@ -1,0 +1,347 @@
+"""Static rules about what ``ModelNew.forward`` does with its inputs and gives back: inputs changed or passed through,
+outputs that depend on nothing, buffers given out twice, work that is not waited for, kernels that are not launched.
+
+Most are flags; what a call really returned is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+
+from stitchcuda.evaluation.integrity import python_tables as tables
+from stitchcuda.evaluation.integrity.python_view import (
+    ALLOCATORS,
+    UNWRITTEN,
+    Function,
+    View,
+    arguments,
+    called_name,
+    is_name,
+    parameters,
+    place,
+)
+from stitchcuda.evaluation.integrity.rules import Hit
+from stitchcuda.evaluation.integrity.trees import under_main_guard, walk
+
+_HARMLESS = frozenset({"requires_grad_", "record_stream", "share_memory_", "detach_", "pin_memory_"})
+_SAME = frozenset({"clone", "contiguous", "detach", "view", "reshape"})
+_VIEWS = frozenset({"detach", "view", "untyped_storage", "storage", "t", "flatten", "squeeze", "unsqueeze"})
+_STREAMS = frozenset({"torch.cuda.Stream", "torch.cuda.ExternalStream", "torch.cuda.streams.Stream", "torch.Stream"})
+_JOINS = frozenset({"wait_stream", "wait_event"})
+_COPIES = frozenset({"copy_", "_foreach_copy_", "memcpy", "cudaMemcpyAsync", "make_graphed_callables"})
+_FOLDING = frozenset(
+    {"t", "contiguous", "matmul", "mm", "mul", "transpose", "permute", "float", "half", "detach", "clone"}
+)
+_CONTAINERS = frozenset({"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"})
+_ITEMS = frozenset({"__getitem__", "__iter__", "__len__", "items", "values"})
+
+
+def output_hits(view: View, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
+    """Hits in one file; ``outputs`` gives, for each launcher of the manifest, the positions of its output arguments."""
+    for function in view.hot:
+        yield from _fallbacks(view, function)
+        yield from _library(view, function)
+        yield from _exits(view, function)
+        yield from _discarded(view, function, outputs)
+    for forward in view.forwards():
+        yield from _inputs(view, forward)
+        yield from _returns(view, forward)
+    yield from _types(view)
+    yield from _streams(view)
+    yield from _reference(view)
+    yield from _folded(view)
+    yield from _unlaunched(view, outputs)
+
+
+def _fallbacks(view: View, function: Function) -> Iterator[Hit]:
+    for node in walk(function):
+        if not isinstance(node, ast.Try):
+            continue
+        if not any(isinstance(part, ast.Call) for each in node.body for part in walk(each)):
+            continue
+        for handler in node.handlers:
+            if any(_computes(view, part) for each in handler.body for part in walk(each)):
+                yield view.hit("silent_fallback", handler, f"except in {function.name} computes with the framework")
+
+
+def _computes(view: View, node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+        return True
+    if not isinstance(node, ast.Call):
+        return False
+    paths = view.names.resolve(node.func)
+    if any(path.startswith("torch.") and path.rpartition(".")[2] in tables.COMPUTE for path in paths):
+        return True
+    if not isinstance(node.func, ast.Attribute):
+        return False
+    if node.func.attr in ("matmul", "mm", "bmm") or _calls_base(node):
+        return True
+    return is_name(node.func.value, "self") and any(path.startswith("torch.nn.") for path in paths)
+
+
+def _calls_base(node: ast.Call) -> bool:
+    """``super().forward(...)`` or ``Model.forward(...)``."""
+    if not isinstance(node.func, ast.Attribute) or node.func.attr != "forward":
+        return False
+    owner = node.func.value.func if isinstance(node.func.value, ast.Call) else node.func.value
+    return is_name(owner, "super") or is_name(owner, "Model")
+
+
+def _library(view: View, function: Function) -> Iterator[Hit]:
+    for node in walk(function):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            yield view.hit("library_compute", node, "@")
+        elif isinstance(node, ast.Call):
+            paths = view.names.resolve(node.func)
+            for path in paths:
+                name = path.removesuffix("()").rpartition(".")[2]
+                heavy = name in tables.HEAVY or (path.endswith("()") and name in tables.HEAVY_MODULES)
+                if heavy and path.startswith("torch.") and not path.startswith("torch.ops."):
+                    yield view.hit("library_compute", node, path.removesuffix("()"))
+            if not paths and called_name(node) in ("matmul", "mm", "bmm", "addmm", "baddbmm"):
+                yield view.hit("library_compute", node, f".{called_name(node)}()")
+
+
+def _exits(view: View, function: Function) -> Iterator[Hit]:
+    for node in walk(function):
+        if isinstance(node, ast.Call) and view.names.resolve(node.func) & {
+            "sys.exit",
+            "builtins.exit",
+            "builtins.quit",
+        }:
+            yield view.hit("ends_process", node)
+        elif isinstance(node, ast.Raise) and node.exc is not None:
+            raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+            if view.names.resolve(raised) & {"builtins.SystemExit", "builtins.KeyboardInterrupt"}:
+                yield view.hit("ends_process", node)
+
+
+def _discarded(view: View, function: Function, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
+    """Launches whose outputs are fresh tensors that nothing reads."""
+    loads = _loads(function)
+    fresh = {
+        node.targets[0].id
+        for node in walk(function)
+        if isinstance(node, ast.Assign)
+        and len(node.targets) == 1
+        and isinstance(node.targets[0], ast.Name)
+        and called_name(node.value) in ALLOCATORS
+    }
+    for node in walk(function):
+        positions = outputs.get(called_name(node), ())
+        if not isinstance(node, ast.Call) or not positions or len(node.args) <= max(positions):
+            continue
+        given = [node.args[position] for position in positions]
+        if all(isinstance(each, ast.Name) and each.id in fresh and loads.get(each.id) == 1 for each in given):
+            yield view.hit("discarded_result", node)
+
+
+def _unlaunched(view: View, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
+    """Launchers that the file imports and mentions in constructors at most."""
+    imported = {
+        alias.asname or alias.name: node
+        for node in walk(view.tree)
+        if isinstance(node, ast.ImportFrom) and node.module == "bindings"
+        for alias in node.names
+        if alias.name in outputs
+    }
+    constructors = {
+        id(part)
+        for owner in view.classes
+        if (method := view.method(owner, "__init__")) is not None
+        for part in walk(method)
+    }
+    used: set[str] = set()
+    kept_as: dict[str, str] = {}
+    for node in walk(view.tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in constructors:
+            used.add(node.id)
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in imported:
+            kept_as |= {target.attr: node.value.id for target in node.targets if isinstance(target, ast.Attribute)}
+    for node in walk(view.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in kept_as:
+            used.add(kept_as[node.attr])
+    for name, node in imported.items():
+        if name not in used:
+            yield view.hit("unlaunched_kernel", node, f"{name} is imported and not called")
+
+
+def _inputs(view: View, forward: Function) -> Iterator[Hit]:
+    given = parameters(forward)
+    rebound: dict[str, int] = {}
+    for node in walk(forward):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            rebound[node.id] = min(rebound.get(node.id, node.lineno), node.lineno)
+    for node in walk(forward):
+        name = _changed(node)
+        line = getattr(node, "lineno", 0)
+        if name is not None and name in given and rebound.get(name, line) >= line:
+            yield view.hit("mutates_input", node)
+
+
+def _returns(view: View, forward: Function) -> Iterator[Hit]:
+    loads = _loads(forward)
+    stored = {part.id for part in walk(forward) if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)}
+    made = {
+        node.targets[0].id: node.value
+        for node in walk(forward)
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name)
+    }
+    for node in walk(forward):
+        if not isinstance(node, ast.Return) or node.value is None:
+            continue
+        parts = node.value.elts if isinstance(node.value, (ast.Tuple, ast.List)) else [node.value]
+        if isinstance(node.value, ast.Dict):
+            parts = node.value.values
+        for value in parts:
+            if isinstance(value, ast.Name) and value.id in made and loads.get(value.id) == 1:
+                value = made[value.id]
+            name = called_name(value)
+            if name in UNWRITTEN:
+                yield view.hit("unwritten_output", node)
+            elif name in ALLOCATORS:
+                yield view.hit("constant_output", node)
+            yield from _given_out_again(view, node, value)
+            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr in _SAME:
+                value = value.func.value
+            given = isinstance(value, ast.Name) and value.id in parameters(forward) - stored
+            if given and not _used(forward, ast.unparse(value)):
+                yield view.hit("input_passthrough", node)
+
+
+def _given_out_again(view: View, node: ast.Return, value: ast.expr) -> Iterator[Hit]:
+    """``return self.out``, ``return self.ring[i].copy_(y)``: what was returned before changes under its owner."""
+    while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute) and value.func.attr.endswith("_"):
+        value = value.func.value
+    name = place(value)
+    if name is not None and name.startswith("self."):
+        attribute = name.removeprefix("self.").removesuffix("[]")
+        assigned = {
+            target.attr
+            for function in view.hot
+            for each in walk(function)
+            if isinstance(each, ast.Assign)
+            for target in each.targets
+            if isinstance(target, ast.Attribute)
+        }
+        if name.endswith("[]") or attribute in assigned:
+            yield view.hit("reused_output", node)
+
+
+def _used(forward: Function, name: str) -> bool:
+    """Whether a parameter goes into any call, or is changed, besides being returned."""
+    for part in walk(forward):
+        if isinstance(part, ast.Call) and any(is_name(argument, name) for argument in arguments(part)):
+            return True
+        if _changed(part) == name:
+            return True
+    return False
+
+
+def _loads(function: Function) -> dict[str, int]:
+    loads: dict[str, int] = {}
+    for node in walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            loads[node.id] = loads.get(node.id, 0) + 1
+    return loads
+
+
+def _types(view: View) -> Iterator[Hit]:
+    """Classes that are tensors or containers and answer for themselves when they are looked at."""
+    for name, node in view.classes.items():
+        bases = {path for each in node.bases for path in view.names.resolve(each)}
+        methods = {part.name for part in node.body if isinstance(part, Function)}
+        if "torch.Tensor" in bases or methods & {"__torch_function__", "__torch_dispatch__"}:
+            yield view.hit("tensor_subclass", node, f"class {name}")
+        elif bases & _CONTAINERS and methods & _ITEMS:
+            yield view.hit("tensor_subclass", node, f"class {name} with items of its own")
+
+
+def _streams(view: View) -> Iterator[Hit]:
+    made: list[ast.Call] = []
+    replays: list[ast.Call] = []
+    joined = False
+    for node in walk(view.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        if view.names.resolve(node.func) & _STREAMS:
+            made.append(node)
+        if isinstance(node.func, ast.Attribute):
+            if node.func.attr == "replay":
+                replays.append(node)
+            owner = view.names.resolve(node.func.value)
+            own = bool(owner) and all(path.removesuffix("()") in _STREAMS for path in owner)
+            joined = joined or node.func.attr == "synchronize" or (node.func.attr in _JOINS and not own)
+    if made and not joined:
+        yield view.hit("side_stream", made[0], "a stream is made and the caller's stream never waits for it")
+    if replays and not view.attributes & _COPIES:
+        yield view.hit("graph_without_copy", replays[0], "replay() and no copy_() in the file")
+
+
+def _reference(view: View) -> Iterator[Hit]:
+    guard = under_main_guard(view.tree)
+    new = view.classes.get("ModelNew")
+    if new is not None and "Model" in view.classes and any(is_name(each, "Model") for each in new.bases):
+        if not view.forwards():
+            yield view.hit("copies_reference", new, "class ModelNew(Model) has no forward of its own")
+        for forward in view.forwards():
+            for node in walk(forward):
+                if isinstance(node, ast.Call) and _calls_base(node):
+                    yield view.hit("copies_reference", node)
+    for node in walk(view.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and id(node) not in guard:
+            if node.func.id == "Model" and "Model" in view.classes:
+                yield view.hit("copies_reference", node, "Model(...)")
+            elif node.func.id in ("get_inputs", "get_init_inputs") and node.func.id in view.functions:
+                yield view.hit("regenerates_inputs", node, f"{node.func.id}()")
+
+
+def _folded(view: View) -> Iterator[Hit]:
+    """Weights worked on in the constructor and kept as a plain attribute: weights that are loaded later are ignored."""
+    constructor = view.method("ModelNew", "__init__")
+    for node in walk(constructor) if constructor is not None else ():
+        if not isinstance(node, ast.Assign) or not any(isinstance(target, ast.Attribute) for target in node.targets):
+            continue
+        if called_name(node.value) in ("Parameter", "Buffer"):
+            continue
+        weights = any(isinstance(part, ast.Attribute) and part.attr in ("weight", "bias") for part in walk(node.value))
+        works = any(
+            (isinstance(part, ast.BinOp) and isinstance(part.op, (ast.MatMult, ast.Mult, ast.Add, ast.Div)))
+            or called_name(part) in _FOLDING
+            for part in walk(node.value)
+        )
+        if weights and works:
+            yield view.hit("folds_at_construction", node)
+
+
+def _changed(node: ast.AST) -> str | None:
+    """The plain name that a statement or call changes in place."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        name = node.func.attr
+        target: ast.expr = node.func.value
+        in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
+        if not in_place or not _is_view(target):
+            return None
+        while isinstance(target, (ast.Attribute, ast.Call)):
+            target = target.func if isinstance(target, ast.Call) else target.value
+        return target.id if isinstance(target, ast.Name) else None
+    if isinstance(node, ast.AugAssign):
+        target = node.target.value if isinstance(node.target, ast.Subscript) else node.target
+        return target.id if isinstance(target, ast.Name) else None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+        return node.value.id
+    if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+        return node.value.id if node.attr == "data" else None
+    return None
+
+
+def _is_view(node: ast.AST) -> bool:
+    """Whether an expression is a name or views of one, so that changing it changes the name's tensor."""
+    if isinstance(node, ast.Name):
+        return True
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("data", "T", "mT") and _is_view(node.value)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr in _VIEWS and _is_view(node.func.value)
+    return False
