@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 MAX_TOKENS = 400_000
+MAX_EXPANDED = 60_000
+"""Tokens that macros may add to a text."""
 MAX_DEPTH = 16
 
 Kind = Literal["name", "number", "string", "char", "mark", "directive"]
@@ -100,7 +102,7 @@ def _read(text: str, first_line: int, fresh: bool) -> Source:
 
 def expand(source: Source, macros: dict[str, Macro]) -> list[Token]:
     """The tokens with ``macros`` expanded, and neighbouring strings joined."""
-    budget = [MAX_TOKENS]
+    budget = [MAX_EXPANDED]
     return _join_strings(_expand(source.tokens, macros, frozenset(), 0, budget))
 
 

@@ -208,3 +208,8 @@ TENSOR_METHODS = words(
     """
 )
 """What others call on a tensor that they are given."""
+
+FLAG_ARGUMENTS = frozenset(
+    {"extra_cuda_cflags", "extra_cflags", "extra_ldflags", "options", "nvcc_options", "extra_include_paths"}
+)
+"""Arguments by which a Program that compiles at run time gives flags to its compiler."""

@@ -232,19 +232,15 @@ class _Scan:
         for function in functions:
             yield from self._named_call(node, function)
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        if name in ("manual_seed",) and not functions and isinstance(node.func, ast.Attribute):
+        for path in self.names.resolve(node):  # what a roundabout look-up gives: getattr(os, "_ex" + "it")
+            if path in tables.REFERENCES and path.rpartition(".")[2] not in _RUNNING:
+                yield self.hit(tables.REFERENCES[path], node, path)
+        if name == "manual_seed" and not functions & tables.REFERENCES.keys():
             yield self.hit("fixed_seed", node, ".manual_seed()")
         if name in ("half", "bfloat16") and not node.args and self.precision == "fp32":
             yield self.hit("precision_switch", node, f".{name}()")
         for keyword in node.keywords:
-            if keyword.arg in (
-                "extra_cuda_cflags",
-                "extra_cflags",
-                "extra_ldflags",
-                "options",
-                "nvcc_options",
-                "extra_include_paths",
-            ):
+            if keyword.arg in tables.FLAG_ARGUMENTS:
                 yield from self._flags(keyword.value)
         if name == "set_float32_matmul_precision" and self.precision == "fp32":
             asked = self.folder.text(node.args[0]) if node.args else None

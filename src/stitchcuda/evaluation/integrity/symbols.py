@@ -40,7 +40,7 @@ IMPORTS: dict[str, str] = by_name(
     dlopen dlmopen dlsym dlvsym dladdr dlinfo
     """,
     background_work="""
-    pthread_create thrd_create _ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE 
+    pthread_create thrd_create _ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE
     """,
     runs_later="""
     atexit on_exit signal sigaction timer_create setitimer alarm
