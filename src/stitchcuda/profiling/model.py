@@ -17,6 +17,43 @@ Bottleneck = Literal[
     "unknown",
 ]
 
+Cause = Literal[
+    "dram_bandwidth",
+    "l2_bandwidth",
+    "l1_bandwidth",
+    "uncoalesced",
+    "bank_conflicts",
+    "spilling",
+    "atomics",
+    "fma_pipe",
+    "no_tensor_cores",
+    "tensor_pipe",
+    "fp64_pipe",
+    "sfu_pipe",
+    "integer_pipe",
+    "divergence",
+    "occupancy_registers",
+    "occupancy_shared_memory",
+    "occupancy_block_size",
+    "global_latency",
+    "shared_latency",
+    "dependency",
+    "barrier",
+    "few_blocks",
+    "tail",
+    "imbalance",
+    "launch_overhead",
+    "host_sync",
+    "pageable_copies",
+    "host_copies",
+    "allocation",
+    "host_work",
+    "none",
+]
+"""Why a kernel or a call takes its time; each belongs to one Bottleneck (``profiling.rules.BOTTLENECK_OF``)."""
+Idle = Literal["launch", "synchronise", "copy", "allocation", "host"]
+"""What the host does while the device idles: launch kernels, wait for the device, copy, allocate, compute."""
+
 
 class KernelTime(BaseModel):
     """One kernel (cuda) or operator (cpu), summed over the profiled call."""
@@ -41,6 +78,48 @@ class Timeline(BaseModel):
     gap_seconds: float = Field(description="wall less busy")
     copy_seconds: float
     launches: int
+    idle_seconds: dict[Idle, float] = Field(
+        default_factory=dict,
+        description="the device's idle time by what the host did meanwhile; empty where the source does not tell",
+    )
+    pageable_seconds: float = Field(default=0.0, description="of copy_seconds, those from or to pageable host memory")
+    synchronisations: int = Field(default=0, description="calls that wait for the device, the last one of a call apart")
+    allocations: int = Field(default=0, description="calls that allocate or free device memory")
+
+
+class KernelCounters(BaseModel):
+    """Hardware counters of one launch of one kernel, as Nsight Compute names them."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str = Field(description="the kernel's name, demangled")
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    metrics: dict[str, float] = Field(description="by Nsight Compute's name; s, byte, hz, % and counts, unscaled")
+    missing: list[str] = Field(default_factory=list, description="metrics that were asked for and have no number")
+    source: str = Field(default="ncu", description="the tool and its version")
+
+    @property
+    def seconds(self) -> float:
+        """Duration of the launch; 0.0 where it was not measured."""
+        return self.metrics.get("gpu__time_duration.sum", 0.0)
+
+
+class KernelDiagnosis(BaseModel):
+    """Why one kernel takes its time, and what to do first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    kernel: str
+    cause: Cause
+    bottleneck: Bottleneck
+    evidence: str = Field(description="one sentence with the counters behind the label")
+    remedy: str = Field(description="the first suggestion's key, such as 'coalesce'")
+    suggestion: str = Field(description="the first suggestion as a sentence")
+    kernel_gain: float = Field(description="speedup of this kernel that the next bound allows, 1 or more")
+    program_gain: float = Field(description="speedup of the whole call if the kernel gains so much (Amdahl)")
+    counters: dict[str, float] = Field(description="the numbers that decided, by name")
+    others: list[Cause] = Field(default_factory=list, description="further causes that hold, by falling gain")
 
 
 class Profile(BaseModel):
@@ -55,3 +134,7 @@ class Profile(BaseModel):
     bottleneck: Bottleneck
     evidence: str = Field(description="one sentence with the numbers behind the label")
     suggestion: str = Field(default="", description="the one change with the largest predicted gain")
+    cause: Cause = Field(default="none", description="the finer label of the whole call, where it is known")
+    diagnoses: list[KernelDiagnosis] = Field(
+        default_factory=list, description="kernels whose counters were read, by falling gain of the whole call"
+    )
