@@ -34,6 +34,7 @@ QUICK = EvaluationSettings(
     call_timeout_s=15,
     baselines=False,
     trace_program=False,
+    static_rules=False,
 )
 
 

@@ -169,8 +169,8 @@ class Evaluator:
             return False
         if self.kind == "cpu":
             return True
-        # A Program may pack its weights beside their originals; stock options read one shared copy of the state, and the
-        # oracle holds it in fp64 and under noise too.
+        # A Program may pack its weights beside their originals; stock options read one shared copy of the state, and
+        # the oracle holds it in fp64 and under noise too.
         each = tensors + plan["state"] + 3 * plan["peak"] + (1 << 30)
         oracle = 5 * plan["state"] + 4 * plan["peak"]
         return bool(count * each + programs * 2 * plan["state"] + oracle < plan["device_free"])
@@ -280,25 +280,35 @@ class Evaluator:
         patience: float | None = None,
         timed: bool = False,
         family: str = "",
+        pause: float = 0.0,
     ) -> list[tuple[Session, Sample, dict[str, Any]]]:
         """One round: the same fresh inputs (of a ``family``, see ``oracle``) to every session in random order, each
         call exported and checked; timed calls of stock options are not checked again, and have no verdict.
+        ``pause``: see ``Session.call``.
 
         A Program's failure is raised; a stock option that fails is closed and left out from then on.
         """
         sessions = [session for session in sessions if session.failure is None]
         if not sessions:
             return []
-        number = next(self._calls)
+        number = self.number_call()
+        reuse = self.settings.defences and random.random() < self.settings.reused_share
         numbers = [session.number for session in sessions]
         filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
         for session in random.sample(sessions, len(sessions)):
             state = full and bool(self.plan["watch"]) and not session.subject.trusted
-            self.oracle.ask("hand", session=session.number, call=number)
+            again = self._again(session, timed)
             try:
                 sample = session.call(
-                    number, filled["seed"], hold=hold, state=state, timeout_s=patience or self.patience()
+                    number,
+                    filled["seed"],
+                    hold=hold,
+                    state=state,
+                    timeout_s=patience or self.patience(),
+                    timed=timed,
+                    reuse=reuse,
+                    pause=pause,
                 )
             except Failure as failure:
                 if not session.subject.trusted:
@@ -317,12 +327,28 @@ class Evaluator:
                 hold=hold,
                 state=state,
                 inputs=not session.subject.trusted,
+                again=again,
             )
+            if again and verdict["ok"]:
+                late = session.look_again(number)
+                if late:
+                    verdict |= {"ok": False, "message": late, "rule": "late_write", "layer": "memory"}
             session.missing_state.update(verdict["missing_state"])
             if session.subject.trusted and not verdict["ok"]:
                 session.note = f"not within the error budget: {verdict['message'][:200]}"
             played.append((session, sample, verdict))
         return played
+
+    def number_call(self) -> int:
+        """A number that no other call has."""
+        return next(self._calls)
+
+    def _again(self, session: Session, timed: bool) -> bool:
+        """Whether to read the outputs of a call a second time later on."""
+        settings = self.settings
+        if session.subject.trusted or not settings.defences:
+            return False
+        return not timed or random.random() < settings.late_share
 
     def warm_up(
         self,

@@ -41,6 +41,8 @@ class Session:
     data: dict[str, torch.Tensor]
     device: buffers.DeviceBuffers | None = None
     held: list[torch.Tensor] = field(default_factory=list)
+    last: torch.Tensor | None = None
+    """The last outputs checked, where they are to be read again"""
     answers: list[torch.Tensor] = field(default_factory=list)
     """The reference's outputs of the call before, where they are small."""
 
@@ -273,6 +275,7 @@ class Oracle:
         expected = [wanted[leaf["at"]] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
         if m["hold"]:
             session.held.append(self._fingerprint(session))
+        session.last = self._fingerprint(session) if m.get("again") else None
         missing: list[str] = []
         for name in self.expectation.watch if m["state"] else ():
             if not updated(state.get(name), self.expectation.current[name], after[name]):
@@ -330,8 +333,27 @@ class Oracle:
     def check_held(self, m: dict[str, Any]) -> dict[str, Any]:
         """Whether an output kept by the runner still is what it was when first exported."""
         session = self.sessions[m["session"]]
-        before = session.held[m["index"]]
+        return self._unchanged(
+            session,
+            session.held[m["index"]],
+            f"the outputs of call {m['index'] + 1} changed during later calls: outputs must outlive later calls, "
+            "so return fresh tensors rather than a reused buffer",
+        )
+
+    def ping(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Nothing; the supervisor measures how long an answer takes."""
+        return {}
+
+    def recheck(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Whether the outputs that were exported again are what the last check saw."""
+        session = self.sessions[m["session"]]
+        late = "the outputs of a call changed after it had returned and been read: its work was not done by then"
+        return self._unchanged(session, session.last, late)
+
+    def _unchanged(self, session: Session, before: torch.Tensor | None, message: str) -> dict[str, Any]:
         try:
+            if before is None:
+                raise ValueError("none was kept")
             _, entries, _, _ = self._exported(session)
             size = max((e["offset"] + e["size"] for e in entries), default=0)
             same = torch.equal(before[:size], session.data["outputs"][:size])
@@ -339,10 +361,7 @@ class Oracle:
             return refusal(f"the kept outputs could not be read ({problem})")
         if same:
             return {"ok": True, "message": ""}
-        return refusal(
-            f"the outputs of call {m['index'] + 1} changed during later calls: outputs must outlive later calls, "
-            "so return fresh tensors rather than a reused buffer"
-        )
+        return refusal(message)
 
     def _give_back_memory(self) -> None:
         """Runners share the device: what this process only caches is theirs."""

@@ -45,6 +45,10 @@ if not TYPE_CHECKING:
     Op, Code, Command = wire.Op, wire.Code, wire.Command
 
 
+LARGE_INPUTS = 1 << 30
+"""Bytes of inputs from which on two of them are not held at once."""
+
+
 class Nothing(Exception):
     """There was nothing to do."""
 
@@ -64,6 +68,7 @@ class Runner:
         self.layout: Any = load_file("stitchcuda_layout", here / "layout.py")
         self.buffers: Any = load_file("stitchcuda_buffers", here / "buffers.py")
         self.states: Any = load_file("stitchcuda_state", here / "state.py")
+        self.poisons: Any = load_file("stitchcuda_poison", here / "poison.py")
         self.collect_path = here / "collect.py"
         self.config = config
         self.cuda = config["kind"] == "cuda"
@@ -80,7 +85,9 @@ class Runner:
         self.outputs: Any = None
         self.held: list[Any] = []
         self.watch: list[tuple[str, torch.Tensor]] = []
+        self.saved: list[torch.Tensor] = []
         self.flush_buffer: torch.Tensor | None = None
+        self.poison: Any = None
 
     def report(self, value: Any) -> None:
         wire.put_text(self.view, self.arena, "report", json.dumps(value))
@@ -115,6 +122,8 @@ class Runner:
             if shared.is_cuda:
                 shared[:1].clone()
         self.sync()
+        library = opened.library if handles else self.buffers.runtime_library() if self.cuda else None
+        self.poison = self.poisons.Poison(self.cuda, library, self.config["defences"])
         self.arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -220,32 +229,85 @@ class Runner:
         self.find_watched()
         return time.perf_counter_ns() - began
 
+    def settle(self) -> None:
+        """Before inputs come: let go of the last outputs, and overwrite what is free."""
+        self.poison.freed(True)
+        self.outputs = None
+        self.sync()
+        self.poison.fill()
+
     def take_inputs(self, flags: int, seed: int) -> None:
         """Fresh copies of the inputs, state as it was, caches emptied, generators seeded (unless negative)."""
-        self.inputs, self.outputs, self.given = [], None, []
-        place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
-        given = self.read("structure")
-        tensors = [self.layout.unpack_tensor(entry, self.data["inputs"], place) for entry in given["tensors"]]
-        self.inputs = self.layout.rebuild(given["structure"], tensors)
-        self.given = list(zip(given["tensors"], tensors, strict=True))
+        self.outputs = None
+        self.poison.freed(False)
+        described = self.read("structure")
+        tensors = self.reuse(described["tensors"]) if flags & wire.REUSE else None
+        if tensors is None:
+            tensors = self.allocate(described["tensors"])
+        self.inputs = self.layout.rebuild(described["structure"], tensors)
+        self.given = list(zip(described["tensors"], tensors, strict=True))
         with self.torch.no_grad():
             for (_, tensor), saved in zip(self.watch, self.saved, strict=True):
                 tensor.detach().copy_(saved)
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
+            self.poison.reset_persisting_cache()
             if flags & wire.FLUSH and self.setup["flush_bytes"]:
                 if self.flush_buffer is None:
-                    size = self.setup["flush_bytes"]
+                    cache = getattr(self.torch.cuda.get_device_properties(0), "L2_cache_size", 0)
+                    size = max(self.setup["flush_bytes"], 2 * cache)
                     self.flush_buffer = self.torch.empty(size, dtype=self.torch.uint8, device="cuda")
                 self.flush_buffer.fill_(1)
         if seed >= 0:
             self.states.seed_all(seed)
         self.sync()
 
+    def allocate(self, entries: list[dict[str, Any]]) -> list[torch.Tensor]:
+        """New tensors; while they are made the old ones stay, so that theirs are other addresses."""
+        place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
+        self.inputs = []
+        if sum(entry["size"] for entry in entries) > LARGE_INPUTS:
+            self.given = []
+        tensors = [self.layout.unpack_tensor(entry, self.data["inputs"], place) for entry in entries]
+        self.given = []
+        return tensors
+
+    def reuse(self, entries: list[dict[str, Any]]) -> list[torch.Tensor] | None:
+        """The last inputs' tensors with new contents; None where those do not fit, or an output that is kept lies in
+        them."""
+        old = [tensor for _, tensor in self.given]
+        shapes = [(e["dtype"], e["shape"], e["strides"]) for e in entries]
+        if shapes != [(e["dtype"], e["shape"], e["strides"]) for e, _ in self.given]:
+            return None
+        kept = self.addresses(self.held)
+        for entry, tensor in zip(entries, old, strict=True):
+            same = list(tensor.shape) == entry["shape"] and tensor.untyped_storage().nbytes() >= entry["size"]
+            if not same or 0 in tensor.stride() or tensor.untyped_storage().data_ptr() in kept:
+                return None
+        with self.torch.no_grad():
+            for entry, tensor in zip(entries, old, strict=True):
+                # Through .data, so that the version counter, too, says nothing about the contents.
+                tensor.data.copy_(self.layout.unpack_tensor(entry, self.data["inputs"], None))
+        return old
+
+    def addresses(self, value: Any) -> set[int]:
+        """Where the storages of the tensors in a value lie."""
+        tensors: list[torch.Tensor] = []
+        self.layout.describe(value, tensors)
+        plain = [tensor for tensor in tensors if type(tensor) is self.torch.Tensor]
+        return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
+
+    def control(self, *_: Any) -> torch.Tensor:
+        """An answer as large as a Program's, for nothing."""
+        size = max(0, self.data["outputs"].numel() - self.layout.ALIGNMENT)
+        return self.torch.empty(size, dtype=self.torch.uint8, device=self.config["kind"])
+
     def run_call(self, flags: int) -> tuple[int, int]:
         """One call; wall and device nanoseconds."""
-        torch, call, inputs = self.torch, self.call, self.inputs
+        torch, inputs = self.torch, self.inputs
+        call = self.control if flags & wire.CONTROL else self.call
         assert call is not None
+        self.poison.allocated(bool(flags & wire.FILL))
         clock = time.perf_counter_ns
         device = 0
         with torch.no_grad():
@@ -264,6 +326,7 @@ class Runner:
                 began = clock()
                 outputs = call(*inputs)
                 wall = clock() - began
+        self.poison.freed(True)
         self.outputs = outputs
         if flags & wire.HOLD:
             self.held.append(outputs)
@@ -287,6 +350,8 @@ class Runner:
             value["state"] = dict(self.watch)
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
+        taken = {tensor.untyped_storage().data_ptr() for _, tensor in self.given}
+        description["aliases_input"] = bool(self.addresses(outputs) & taken)
         self.sync()
         self.report(description)
 
@@ -315,6 +380,8 @@ class Runner:
             self.state()
         elif op == Op.PREPARE_MODEL:
             return self.prepare(), 0
+        elif op == Op.SETTLE:
+            self.settle()
         elif op == Op.INPUTS:
             self.take_inputs(command.flags, command.argument)
         elif op == Op.CALL:

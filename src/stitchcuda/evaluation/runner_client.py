@@ -31,6 +31,9 @@ from stitchcuda.evaluation.wire import Code, Op, Reply
 LAYERS: dict[Status, Layer] = {"wrong_output": "numerics", "build_failed": "build"}
 """Which defence sees a failure, unless it is said; the rest is the protocol's: a record is missing or late."""
 
+PROCESS_CLOCK = 2
+"""With a process id above it, Linux's clock of that process's processor time."""
+
 REFUSED = re.compile(
     r"PermissionError|Operation not permitted|Read-only file system|Network is unreachable|Permission denied|"
     r"No space left|File too large|Address family not supported"
@@ -144,6 +147,7 @@ class RunnerClient:
             "reference": reference,
             "search_path": subject.search_path,
             "kind": kind,
+            "defences": settings.defences,
             "level": level,
             "trusted": subject.trusted,
             "workdir": str(self.workdir),
@@ -271,6 +275,14 @@ class RunnerClient:
             raise ValueError(f"the report claims {length} bytes of {size}")
         return data[8 : 8 + length].decode("utf-8", "replace")
 
+    def cpu_seconds(self) -> float:
+        """Processor time of all that runs under the leash, its threads included, so far."""
+        spent = 0.0
+        for pid in sandbox.descendants(self.process.pid):
+            with contextlib.suppress(OSError):
+                spent += time.clock_gettime((~pid << 3) | PROCESS_CLOCK)
+        return spent
+
     def alive(self) -> bool:
         """Whether the process still runs."""
         return not self.closed and self.process.poll() is None
@@ -307,6 +319,7 @@ _DOING = {
     Op.RESEED: "building the model again",
     Op.PREPARE_MODEL: "prepare()",
     Op.INPUTS: "taking the inputs",
+    Op.SETTLE: "letting go of the last outputs",
     Op.CALL: "a call",
     Op.EXPORT: "exporting the outputs",
     Op.EXPORT_HELD: "exporting kept outputs",

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import secrets
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -62,6 +63,8 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.samples: list[tuple[str, Sample]] = []
         self.noop = 0.0
+        self.control_total = 0.0
+        self.aliases = False
         self.held = 0
         self.peak_device = self.peak_host = 0
         self.missing_state: set[str] = set()
@@ -183,6 +186,8 @@ class Session:
         """
         runner, settings = self.live, self.settings
         if folder is not None:
+            if settings.defences:
+                self.control()
             runner.deliver(folder)
         reply = runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, argument=secrets.randbits(62))
         self._take_peaks(reply)
@@ -222,31 +227,95 @@ class Session:
         self.live.ask(Op.STATE, timeout_s=self.settings.load_timeout_s)
         self.samples = []
 
-    def call(self, call: int, seed: int, *, hold: bool, state: bool, timeout_s: float) -> Sample:
-        """One exchange: take the inputs, run, export. The inputs must have been filled in."""
-        runner = self.live
-        patience = self.settings.load_timeout_s
-        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=wire.FLUSH, argument=seed)
-        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=wire.HOLD if hold else 0)
-        handed = runner.handed
-        self._take_peaks(reply)
-        flags = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
-        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=flags)
+    def control(self) -> None:
+        """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by."""
+        call = self.evaluator.number_call()
+        self.oracle.ask("fill", call=call, label="control", case=self.plan["cases"][0], sessions=[self.number])
+        totals = [
+            self._exchange(call, -1, wire.CONTROL, wire.INPUTS_OUT, self.settings.load_timeout_s).total
+            for _ in range(self.settings.control_calls)
+        ]
+        self.control_total = min(totals)
+
+    def call(
+        self,
+        call: int,
+        seed: int,
+        *,
+        hold: bool,
+        state: bool,
+        timeout_s: float,
+        timed: bool = False,
+        reuse: bool = False,
+        pause: float = 0.0,
+    ) -> Sample:
+        """One exchange: take the inputs, run, export. ``reuse``: at the last inputs' addresses; ``pause``: seconds
+        between inputs and call, in which an honest Program has nothing to do."""
+        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL)
+        out = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
+        sample = self._exchange(call, seed, flags, out, timeout_s, reuse=reuse, pause=pause)
         self.held += hold
         self.calls += 1
-        return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed)
+        if not timed and not self.subject.trusted:
+            self.aliases = self.aliases or bool(self.live.report().get("aliases_input"))
+        return sample
+
+    def _exchange(
+        self,
+        call: int,
+        seed: int,
+        flags: int,
+        out: int,
+        timeout_s: float,
+        *,
+        reuse: bool = False,
+        pause: float = 0.0,
+    ) -> Sample:
+        runner = self.live
+        patience = self.settings.load_timeout_s
+        if self.settings.defences and not self.subject.trusted:
+            runner.ask(Op.SETTLE, timeout_s=patience)
+        began = time.monotonic()
+        self.oracle.ask("hand", session=self.number, call=call)
+        taking = wire.FLUSH | (wire.REUSE if reuse else 0)
+        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
+        idle = self._wait(pause) if pause else 0.0
+        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
+        handed = runner.handed
+        self._take_peaks(reply)
+        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
+        total = time.monotonic() - began - pause
+        return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed, total, idle)
+
+    def _wait(self, seconds: float) -> float:
+        """Wait; the share of one core that the runner used in the second half of that."""
+        time.sleep(seconds / 2)
+        before, began = self.live.cpu_seconds(), time.monotonic()
+        time.sleep(seconds / 2)
+        return (self.live.cpu_seconds() - before) / (time.monotonic() - began)
+
+    def look_again(self, call: int) -> str:
+        """Read the last outputs once more after a while; in a sentence, how they have changed since."""
+        time.sleep(self.settings.late_seconds)
+        self.live.ask(Op.EXPORT, timeout_s=self.settings.load_timeout_s, call=call)
+        verdict = self.oracle.ask("recheck", session=self.number)
+        return str(verdict["message"])
 
     def _take_peaks(self, reply: wire.Reply) -> None:
         self.peak_device = max(self.peak_device, reply.peak_device)
         self.peak_host = max(self.peak_host, reply.peak_host)
 
     def measure_noop(self) -> None:
-        """What a hand-over costs by the supervisor's clock, seconds (median of nine)."""
-        costs = []
+        """What a hand-over costs by the supervisor's clock, seconds (median of nine). A runner could answer slowly so
+        as to be allowed more: the same with the oracle bounds it."""
+        costs, trusted = [], []
         for _ in range(9):
             self.live.ask(Op.NOOP, timeout_s=10)
             costs.append(self.live.handed)
-        self.noop = sorted(costs)[4]
+            began = time.monotonic()
+            self.oracle.ask("ping")
+            trusted.append(time.monotonic() - began)
+        self.noop = min(sorted(costs)[4], 2 * sorted(trusted)[4])
 
     def check_held(self) -> None:
         """Read the kept outputs again; Failure when one has changed."""

@@ -90,6 +90,22 @@ class EvaluationSettings(BaseModel):
         description="let every layer look and collect its findings instead of stopping at the first rejection; "
         "for the matrix of exploits, much slower",
     )
+    static_rules: bool = Field(default=True, description="read the sources, too; off to see what the other layers see")
+    defences: bool = Field(
+        default=True,
+        description="poisoning, changing addresses, late looks, gates of the supervisor's clock; off only to measure "
+        "what they cost",
+    )
+    control_calls: int = Field(
+        default=5, ge=1, description="exchanges without a Program, before it is loaded, that its clock is gated by"
+    )
+    late_share: float = Field(
+        default=0.25, ge=0, le=1, description="share of the timed calls whose outputs are read a second time"
+    )
+    late_seconds: float = Field(default=0.005, ge=0, description="wait before that, seconds")
+    reused_share: float = Field(
+        default=0.7, ge=0, le=1, description="share of the calls that get new inputs at the same addresses"
+    )
     trace_calls: int = Field(default=3, ge=1, description="calls recorded by torch.profiler in a pass of its own")
     trace_program: bool = Field(default=True, description="take the census of kernels after the timed calls")
 

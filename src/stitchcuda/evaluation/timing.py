@@ -30,6 +30,10 @@ class Sample:
     """by the supervisor's clock, from command to reply"""
     exported: float
     """by the supervisor's clock, for copying the outputs out afterwards"""
+    total: float = 0.0
+    """by the supervisor's clock, from before the inputs are handed over until the outputs are out, pauses left out"""
+    idle: float = 0.0
+    """cores that the runner's processes kept busy while there was nothing to do, where that was looked at"""
 
 
 @dataclass(frozen=True)
@@ -55,13 +59,16 @@ def summarise(samples: Sequence[Sample], cuda: bool, note: str = "") -> Timing:
 
 
 def clock_finding(samples: Sequence[Sample], noop: float) -> Finding | None:
-    """The supervisor's clock over each hand-over, less a no-op's, against the runner's own; median difference.
+    """The supervisor's clock over the shortest hand-over, less a no-op's, against the runner's own median.
 
-    Allowed on top of the runner's time: a quarter of it, and five no-op hand-overs but at least 300 microseconds, since
-    waking a process late is the machine's doing.
+    A busy machine only makes hand-overs longer, and a Program has all its work to do in each of them, so the shortest
+    says least by chance. Allowed on top of the runner's time: a quarter of it, and five no-op hand-overs but at least
+    300 microseconds.
     """
     theirs = quantile([s.wall for s in samples], 0.5)
-    ours = theirs + quantile([s.handed - s.wall for s in samples], 0.5) - noop
+    if not all(math.isfinite(s.wall) and s.wall >= 0 for s in samples):
+        theirs = 0.0
+    ours = min(s.handed for s in samples) - noop
     slack = 0.25 * theirs + max(5 * noop, 300e-6)
     if theirs > 0 and ours <= theirs + slack:
         return None
@@ -71,6 +78,54 @@ def clock_finding(samples: Sequence[Sample], noop: float) -> Finding | None:
         layer="clocks",
         evidence=(
             f"the runner's clock says {theirs * 1e3:.3f} ms a call, the supervisor's {ours * 1e3:.3f} ms "
-            f"(no-op hand-over {noop * 1e6:.0f} us, median of {len(samples)} calls)"
+            f"(no-op hand-over {noop * 1e6:.0f} us, shortest of {len(samples)} calls)"
         ),
     )
+
+
+def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> Finding | None:
+    """The supervisor's clock over whole exchanges, less that of exchanges without a Program, against the runner's own
+    time of the call. Work that is moved out of the call into taking inputs or exporting shows here.
+
+    The shortest exchange counts: whatever else a machine does makes them longer, and a Program has all its work to do
+    in each of them. Allowed on top of the runner's median are a quarter of it, half of what an exchange costs anyway, and
+    five hand-overs, at least 300 microseconds. ``control`` is the shortest exchange without a Program, seconds.
+    """
+    theirs = quantile([s.wall for s in samples], 0.5)
+    ours = min(s.total for s in samples) - control
+    if ours <= 1.25 * theirs + 0.5 * control + max(5 * noop, 300e-6):
+        return None
+    return Finding(
+        rule="work_outside_call",
+        severity="reject",
+        layer="clocks",
+        evidence=(
+            f"the runner's clock says {theirs * 1e3:.3f} ms a call, but taking inputs, call and export last "
+            f"{ours * 1e3:.3f} ms longer than without a Program ({control * 1e3:.3f} ms; shortest of {len(samples)})"
+        ),
+    )
+
+
+def pause_finding(plain: Sequence[Sample], paused: Sequence[Sample]) -> Finding | None:
+    """Calls after a pause behind their inputs must not be faster than others: in a pause there is nothing to do."""
+    slowest, fastest = max(s.wall for s in paused), min(s.wall for s in plain)
+    if slowest >= 0.6 * fastest:
+        return None
+    return Finding(
+        rule="work_outside_call",
+        severity="reject",
+        layer="clocks",
+        evidence=(
+            f"calls take {fastest * 1e3:.3f} ms or more, but at most {slowest * 1e3:.3f} ms when they come a while "
+            "after their inputs: work is done before the call"
+        ),
+    )
+
+
+def idle_finding(paused: Sequence[Sample]) -> Finding | None:
+    """Processes that are busy while there is nothing to do: a flag, since thread pools that spin do that, too."""
+    least = min(s.idle for s in paused)
+    if least < 0.2:
+        return None
+    evidence = f"{least:.1f} cores or more are busy while there is nothing to do"
+    return Finding(rule="background_work", severity="flag", layer="clocks", evidence=evidence)

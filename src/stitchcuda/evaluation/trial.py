@@ -25,7 +25,14 @@ from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session
 from stitchcuda.evaluation.starting import meanwhile
 from stitchcuda.evaluation.telemetry import Trace
-from stitchcuda.evaluation.timing import Sample, TimingPlan, clock_finding
+from stitchcuda.evaluation.timing import (
+    Sample,
+    TimingPlan,
+    clock_finding,
+    exchange_finding,
+    idle_finding,
+    pause_finding,
+)
 from stitchcuda.program.model import Program
 
 if TYPE_CHECKING:
@@ -35,6 +42,15 @@ if TYPE_CHECKING:
 CLOCK_ATTEMPTS = 3
 """Batches of calls in which the clocks must disagree before a Program is rejected for it."""
 
+
+PAUSED_CALLS = 3
+"""Calls after a pause, and as many at once, that are compared."""
+
+LEAST_PAUSE_S = 0.02
+"""Seconds; thread pools have stopped spinning after half of it."""
+
+PAUSED_UP_TO_S = 0.1
+"""Calls that take longer are not compared: no pause of that length exists without one."""
 
 SLOWED = 0.7
 """Stock options that take less than this share of their time once the Program has ended were held up by it."""
@@ -164,14 +180,15 @@ class Trial:
         )
         self.seconds["build"] = built.seconds
         self.log = built.log
-        found = [*inspect_program(self.program, evaluator.task.target, evaluator.task.precision), *built.findings]
+        read = inspect_program(self.program, evaluator.task.target, evaluator.task.precision)
+        found = [*(read if self.settings.static_rules else []), *built.findings]
         self.findings += found
         if not built.ok or built.folder is None:
             first = next((line for line in built.log.splitlines() if line.strip()), "no message")
             raise Failure("build_failed", f"the program does not build: {first[:300]}", built.log)
         rejected = next((finding for finding in found if finding.severity == "reject"), None)
-        if rejected is not None and not self.settings.exhaustive:
-            raise Failure("dishonest", rejected.evidence)
+        if rejected is not None:
+            self.refuse(Failure("dishonest", rejected.evidence, rule=rejected.rule, layer=rejected.layer))
         return built.folder
 
     def program_session(self) -> Session:
@@ -215,6 +232,10 @@ class Trial:
     def finish(self, session: Session) -> None:
         """After the timed calls of the Program: the clocks agree, kept outputs are unchanged."""
         self._clock(session)
+        self._pauses(session)
+        if session.aliases:
+            evidence = "an output lies in the memory of an input"
+            self.note(Finding(rule="output_aliases_input", severity="flag", evidence=evidence, layer="memory"))
         try:
             session.check_held()
         except Failure as failure:
@@ -251,7 +272,8 @@ class Trial:
         with self.lock:
             self.checks.add(verdict, full)
         if not verdict["ok"]:
-            self.refuse(Failure("wrong_output", verdict["message"], layer=_layer(verdict)))
+            rule = verdict.get("rule", "")
+            self.refuse(Failure("wrong_output", verdict["message"], rule=rule, layer=_layer(verdict)))
         if verdict["changed_inputs"]:
             names = ", ".join(verdict["changed_inputs"][:5])
             evidence = f"a call changes its input {names}, which the reference leaves as it was; write to new tensors"
@@ -274,7 +296,11 @@ class Trial:
         """Compare clocks; on disagreement measure again, since a busy machine delays hand-overs too."""
         latest = session.samples
         for attempt in range(CLOCK_ATTEMPTS):
-            finding = clock_finding([sample for _, sample in latest], session.noop)
+            samples = [sample for _, sample in latest]
+            finding = clock_finding(samples, session.noop)
+            if finding is None and session.control_total:
+                everything = [sample for _, sample in session.samples]
+                finding = exchange_finding(everything, session.control_total, session.noop)
             if finding is None:
                 return
             if attempt == CLOCK_ATTEMPTS - 1:
@@ -285,6 +311,29 @@ class Trial:
             least = self.settings.screen_min_calls
             self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
             latest = session.samples[earlier:]
+
+    def _pauses(self, session: Session) -> None:
+        """A few calls at once and a few after a pause: is anything done while there is nothing to do?"""
+        evaluator = self.evaluator
+        median = evaluator.summary(session).median
+        if not self.settings.defences or median > PAUSED_UP_TO_S:
+            return
+        pause = max(LEAST_PAUSE_S, 2 * median)
+        case = evaluator.plan["cases"][0]
+        plain: list[Sample] = []
+        paused: list[Sample] = []
+        for index in range(PAUSED_CALLS):
+            for length, samples in ((0.0, plain), (pause, paused)):
+                label = f"pause{index}-{length}-{session.number}"
+                for _, sample, verdict in evaluator.play([session], label, case, timed=True, pause=length):
+                    samples.append(sample)
+                    self.checked(verdict, False)
+        finding = pause_finding(plain, paused)
+        if finding is not None:
+            self.refuse(Failure("dishonest", finding.evidence, rule=finding.rule, layer=finding.layer))
+        flag = idle_finding(paused)
+        if flag is not None:
+            self.note(flag)
 
     def census(self, session: Session) -> None:
         """Trace the Program on the inputs it last took; when that fails, a flag."""

@@ -43,6 +43,7 @@ class Op(IntEnum):
     NOOP = 11
     TRACE = 12
     EXIT = 13
+    SETTLE = 14
 
 
 class Code(IntEnum):
@@ -66,6 +67,16 @@ STATE_OUT = 4
 
 INPUTS_OUT = 8
 """EXPORT flag: write the inputs back as the call has left them."""
+
+
+REUSE = 16
+"""INPUTS flag: put the new contents where the last inputs lie, if they fit; otherwise they get other addresses."""
+
+CONTROL = 32
+"""CALL flag: no Program, only an output as large as one's; before LOAD, to see what an exchange costs."""
+
+FILL = 64
+"""CALL flag: not timed, so that host memory may be filled when it is allocated."""
 
 
 class Closed(Exception):
