@@ -169,13 +169,16 @@ _nurseries: dict[tuple[Role, frozenset[tuple[str, str]]], Nursery] = {}
 _guard = threading.Lock()
 
 
-def nursery(role: Role, **environment: str) -> Nursery:
+def nursery(role: Role) -> Nursery:
     """This process's nursery for a role and the environment as it is now, started where there is none.
 
-    ``environment`` is added. Raises OSError when no process can be started.
+    Raises OSError when no process can be started.
     """
     prefixes = KEPT_BY_TRUSTED if role == "trusted" else KEPT_PREFIXES
-    kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(prefixes)} | environment
+    kept = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(prefixes)}
+    if role == "trusted":
+        # These mostly wait while a confined one is timed: spinning threads would take its cores.
+        kept["OMP_WAIT_POLICY"] = "passive"
     key = role, frozenset(kept.items())
     with _guard:
         if not _nurseries:
@@ -184,6 +187,13 @@ def nursery(role: Role, **environment: str) -> Nursery:
         if found is None or not found.usable():
             found = _nurseries[key] = Nursery(role, kept)
         return found
+
+
+def expect() -> None:
+    """Start both nurseries now, side by side, since they are going to be needed."""
+    with contextlib.suppress(OSError):
+        nursery("trusted")
+        nursery("confined")
 
 
 def _close_all() -> None:
@@ -210,14 +220,12 @@ def start_module(
     environment: Mapping[str, str] | None = None,
     limits: Mapping[int, int] | None = None,
     from_here: bool = False,
-    confined_soon: bool = False,
 ) -> Forked | None:
     """``python -m MODULE ARGUMENTS`` in a fork, which ends with this process; None where that is not possible.
 
     ``module`` is one of this package. A ``channel`` is a socket that it gets as its last argument, by its number there;
-    ``limits`` are resource limits; ``from_here`` makes the current folder importable; ``confined_soon`` says that
-    ``start_confined`` is going to be called, whose nursery then starts beside. With the user's own search path, folder
-    and environment (this process's where none is given).
+    ``limits`` are resource limits; ``from_here`` makes the current folder importable. With the user's own search path,
+    folder and environment (this process's where none is given).
     """
     environment = os.environ if environment is None else environment
     searched = environment.get("PYTHONPATH", "").split(os.pathsep)
@@ -231,11 +239,8 @@ def start_module(
         "limits": list((limits or {}).items()),
     }
     try:
-        # The parent waits for these far longer than they compute, so that spinning threads would only take its cores.
-        trusted = nursery("trusted", OMP_WAIT_POLICY="passive")
-        if confined_soon:
-            nursery("confined")
-        return trusted.start(config, {STDOUT: output} | ({} if channel is None else {CHANNEL: channel}))
+        fds = {STDOUT: output} | ({} if channel is None else {CHANNEL: channel})
+        return nursery("trusted").start(config, fds)
     except (OSError, ValueError):
         return None
 

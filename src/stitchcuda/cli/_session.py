@@ -40,6 +40,7 @@ def open_session(
 
     Raises StitchError (wrong words), TaskError or DeviceError.
     """
+    from stitchcuda import nursery
     from stitchcuda.evaluation.evaluator import Evaluator
     from stitchcuda.evaluation.settings import EvaluationSettings
     from stitchcuda.hardware.ceilings import measure
@@ -56,6 +57,8 @@ def open_session(
     cache = data_folder()
     device = detect(cast('Literal["auto", "cuda", "cpu"]', target))
     task = load_task(reference, target=device.target, root=root, precision=cast("Precision | None", precision))
+    if task.target.kind == "cpu":
+        nursery.expect()
     facts = inspect_task(task)
     device = device.model_copy(update={"ceilings": measure(device, cache)})
     with Evaluator(task, facts, device, cache=cache, settings=settings or EvaluationSettings()) as evaluator:

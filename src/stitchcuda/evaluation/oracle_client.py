@@ -33,13 +33,13 @@ class OracleClient:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         forked = None
         if kind == "cpu":
+            nursery.expect()
             forked = nursery.start_module(
                 "stitchcuda.evaluation.oracle",
                 [],
                 output=self.errors.fileno(),
                 channel=theirs.fileno(),
                 environment=environment,
-                confined_soon=True,
             )
         self.process: nursery.Process = forked or subprocess.Popen(
             [sys.executable, "-P", "-m", "stitchcuda.evaluation.oracle", str(theirs.fileno())],

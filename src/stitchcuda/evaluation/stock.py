@@ -7,6 +7,7 @@ are paid for, as a user would.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ def wrap(model: nn.Module, variant: str) -> Callable[..., Any]:
         return Graphed(model)
     if variant not in MODES:
         raise ValueError(f"unknown baseline {variant!r}")
+    settle()
     compiled = torch.compile(model, mode=MODES[variant])
     if variant == "compile" or not torch.cuda.is_available():
         return compiled
@@ -38,6 +40,17 @@ def wrap(model: nn.Module, variant: str) -> Callable[..., Any]:
         return pytree.tree_map_only(torch.Tensor, torch.clone, compiled(*inputs))
 
     return call
+
+
+def settle() -> None:
+    """Inductor's settings, which it reads from the environment when it is imported: maybe before that was complete.
+
+    Its precompiled header is off: that is kept outside the cache, and costs seven seconds in each new process.
+    """
+    from torch._inductor import config
+
+    config.cpp_cache_precompile_headers = False
+    config.compile_threads = int(os.environ.get("TORCHINDUCTOR_COMPILE_THREADS", "1"))
 
 
 class Graphed:

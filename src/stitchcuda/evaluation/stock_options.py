@@ -49,8 +49,6 @@ class StockOptions:
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(folder / "triton")}
         threads = 1 if evaluator.kind == "cpu" else min(COMPILE_THREADS, max(1, cores() // max(1, at_once // 2)))
         environment["TORCHINDUCTOR_COMPILE_THREADS"] = str(threads)
-        # Inductor keeps its precompiled header outside its cache: seven seconds for each new process.
-        environment["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] = "0"
         task = evaluator.task
         return evaluator.session(Subject(name, task.source, task.search_path, environment))
 

@@ -69,8 +69,11 @@ class LocalBench:
 
     def inspect(self, task: Task) -> TaskFacts:
         """Run the reference once, in a process of its own."""
+        from stitchcuda import nursery
         from stitchcuda.task.inspect import inspect_task
 
+        if task.target.kind == "cpu":
+            nursery.expect()
         return inspect_task(task)
 
     def ceilings(self, device: Device) -> Device:
