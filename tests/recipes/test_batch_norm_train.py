@@ -16,9 +16,10 @@ from stitchcuda.program.model import Program
 from stitchcuda.recipes.batch_norm_train import BatchNormTrain
 from stitchcuda.recipes.batch_norm_train_kernel import DepthwisePlan, NormDepthwisePlan, NormPlan, Plan, source
 from stitchcuda.recipes.conv_depthwise import ConvDepthwise
-from stitchcuda.recipes.write import write_program
+from stitchcuda.recipes.write import rewrite, write_program
 from stitchcuda.task.model import Target
 from tests.recipes.emulation import compiles, emulate, gpu, load_built, load_emulated, needs_nvcc, task_of
+from tests.recipes.support import make_device, make_task, model_source
 
 NAMES = [BatchNormTrain.name, ConvDepthwise.name]
 
@@ -201,3 +202,12 @@ def test_the_kernels_compile_for_every_architecture_with_next_to_no_spills(tmp_p
         spilled = [int(found) for found in re.findall(r"(\d+) bytes spill stores", report)]
         assert spilled
         assert max(spilled) <= 16
+
+
+@pytest.mark.parametrize("shape", [(32, 8), (32, 8, 1, 1), (4, 8, 3, 5), (4, 1, 32, 32)])
+def test_on_cpu_short_planes_and_few_channels_are_left_to_pytorch(shape: tuple[int, ...]) -> None:
+    kind = "BatchNorm1d" if len(shape) == 2 else "BatchNorm2d"
+    norm = model_source("return F.relu(self.norm(a))", [shape], f"self.norm = nn.{kind}({shape[1]})")
+    task = make_task(norm, mode="train")
+    rewriter, _ = rewrite(task, make_device(), NAMES)
+    assert rewriter.gains == []

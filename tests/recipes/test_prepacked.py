@@ -21,13 +21,22 @@ ACTIVATIONS = [
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_activations_join_a_convolution_and_a_linear_layer(cache: Path, activation: str) -> None:
-    init = "self.conv = nn.Conv2d(3, 8, 3, padding=1)\nself.layer = nn.Linear(6, 9)"
-    forward = f"x = self.conv(a)\ny = {activation}\nx = self.layer(y.flatten(2)[..., :6])\nreturn {activation}"
+def test_activations_join_convolutions_and_a_linear_layer(cache: Path, activation: str) -> None:
+    init = """
+    self.conv, self.last = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+    self.layer = nn.Linear(6, 9)
+    """
+    forward = f"""
+    x = self.conv(a)
+    x = self.last({activation})
+    y = {activation}
+    x = self.layer(y.flatten(2)[..., :6])
+    return {activation}
+    """
     task = make_task(model_source(forward, [(2, 3, 5, 5)], init))
     program = written(task, RECIPES)
     body = program.files["program.py"].split("def forward")[-1]
-    assert body.count("_pointwise.default(") == 2
+    assert body.count("_pointwise.default(") == 3
     assert program.manifest is None
     assert_accurate(task, program, cache)
 
@@ -63,10 +72,18 @@ def test_layers_over_one_input_become_one_product(cache: Path, bias: bool) -> No
     assert_accurate(task, program, cache)
 
 
-def test_train_mode_keeps_its_statistics(cache: Path) -> None:
-    task = make_task(model_source("return self.norm(self.one(a))", [(2, 4, 9, 10)], RESIDUAL), mode="train")
+def test_a_convolution_that_stands_alone_is_left_to_pytorch(cache: Path) -> None:
+    task = make_task(model_source("return F.relu(self.norm(self.one(a)))", [(2, 4, 9, 10)], RESIDUAL), mode="train")
     program = written(task, RECIPES)
-    assert "_convolution_pointwise" in program.files["program.py"]
+    assert "_convolution_pointwise" not in program.files["program.py"]
+    assert_accurate(task, program, cache)
+
+
+def test_train_mode_keeps_its_statistics(cache: Path) -> None:
+    forward = "return self.norm(self.last(self.two(self.one(a))))"
+    task = make_task(model_source(forward, [(2, 4, 9, 10)], RESIDUAL.replace("Conv2d(6, 5, 1)", "Conv2d(6, 6, 1)")))
+    program = written(task, RECIPES)
+    assert program.files["program.py"].count("_convolution_pointwise.default(") == 3
     assert_accurate(task, program, cache)
 
 

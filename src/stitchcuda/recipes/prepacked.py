@@ -40,8 +40,9 @@ class Fused:
 class Prepacked(Recipe):
     """Applies to float32 ``conv2d`` and ``linear`` whose weights are state alone, where PyTorch has oneDNN.
 
-    PyTorch packs such weights at every call; ``prepare()`` does it once. Convolutions run in channels-last, which
-    needs no conversion between them, and take the activation or residual behind them along.
+    PyTorch packs such weights at every call; ``prepare()`` does it once. Convolutions that follow each other run in
+    channels-last, which needs no conversion between them, and take the activation or residual behind them along. One
+    that stands alone is left to PyTorch: converting its result back costs more than packing saves.
     """
 
     name: ClassVar[str] = "prepacked"
@@ -56,6 +57,8 @@ class Prepacked(Recipe):
         fixed = fixed_nodes(rewriter)
         layers = [node for node in rewriter.graph.nodes if _is_convolution(node, fixed) or _is_linear(node, fixed)]
         laid: dict[fx.Node, fx.Node] = {}
+        chained = _chained(rewriter, [node for node in layers if op_name(node) == "conv2d"])
+        layers = [node for node in layers if op_name(node) == "linear" or node in chained]
         for siblings in _siblings(rewriter, layers):
             layers = [node for node in layers if node not in siblings]
             layers.append(self._joint(rewriter, siblings))
@@ -63,7 +66,7 @@ class Prepacked(Recipe):
             if op_name(node) == "linear":
                 self._linear(rewriter, node)
             else:
-                self._convolution(rewriter, node, laid)
+                self._convolution(rewriter, node, laid, chained)
 
     def _joint(self, rewriter: Rewriter, siblings: list[fx.Node]) -> fx.Node:
         """One layer with all their columns; each reads its slice."""
@@ -104,10 +107,11 @@ class Prepacked(Recipe):
         result = insert(rewriter, product, x, packed, bias, *extra, before=tail, like=tail)
         self._finish(rewriter, node, fused, result, 2 * out.numel() * given.shape[-1])
 
-    def _convolution(self, rewriter: Rewriter, node: fx.Node, laid: dict[fx.Node, fx.Node]) -> None:
+    def _convolution(
+        self, rewriter: Rewriter, node: fx.Node, laid: dict[fx.Node, fx.Node], chained: set[fx.Node]
+    ) -> None:
         x, weight, bias, stride, padding, dilation, groups = _convolution_arguments(node)
-        fused = _activation(rewriter, node)
-        fused = fused if fused.nodes else _residual(node)
+        fused = _joined(rewriter, node)
         tail = fused.nodes[-1] if fused.nodes else node
         given, w, out = tensor(x), tensor(weight), tensor(tail)
         assert given is not None
@@ -116,7 +120,7 @@ class Prepacked(Recipe):
         walk = (padding, stride, dilation, groups)
         reorder = torch.ops.mkldnn._reorder_convolution_weight.default
         packed = insert(rewriter, reorder, weight, *walk, list(given.shape), before=node, like=weight)
-        source = channels_last(rewriter, x, laid, before=node)
+        source = laid.get(x, x)  # anything else is converted by oneDNN itself, faster than by a copy
         if fused.other is None:
             convolve = torch.ops.mkldnn._convolution_pointwise.default
             arguments: tuple[Any, ...] = (source, packed, bias, *walk)
@@ -129,7 +133,7 @@ class Prepacked(Recipe):
         result = insert(rewriter, convolve, *arguments, before=tail, like=tail)
         result.meta["val"] = out.to("meta").contiguous(memory_format=torch.channels_last)
         plain = result
-        if not all(op_name(user) == "conv2d" and user.args[0] is tail for user in tail.users):
+        if not all(user in chained and user.args[0] is tail for user in tail.users):
             plain = rewriter.aten(aten.contiguous.default, result, before=tail)
         laid[plain] = result
         self._finish(rewriter, node, fused, plain, 2 * out.numel() * w[0].numel())
@@ -192,6 +196,24 @@ def _is_convolution(node: fx.Node, fixed: set[fx.Node]) -> bool:
         return False
     x, out = tensor(node.args[0]), tensor(node)
     return x is not None and out is not None and x.dim() == 4 and x.numel() > 0 and _is_state(node, fixed)
+
+
+def _joined(rewriter: Rewriter, node: fx.Node) -> Fused:
+    """What joins a convolution."""
+    fused = _activation(rewriter, node)
+    return fused if fused.nodes else _residual(node)
+
+
+def _chained(rewriter: Rewriter, convolutions: list[fx.Node]) -> set[fx.Node]:
+    """Convolutions that read another's result as it is left, or leave theirs to another."""
+    chained: set[fx.Node] = set()
+    for node in convolutions:
+        fused = _joined(rewriter, node)
+        tail = fused.nodes[-1] if fused.nodes else node
+        readers = [user for user in tail.users if user in convolutions and user.args[0] is tail]
+        if readers:
+            chained |= {node, *readers}
+    return chained
 
 
 def _siblings(rewriter: Rewriter, layers: list[fx.Node]) -> list[list[fx.Node]]:
