@@ -88,8 +88,8 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
     time of the call. Work that is moved out of the call into taking inputs or exporting shows here.
 
     The shortest exchange counts: whatever else a machine does makes them longer, and a Program has all its work to do
-    in each of them. Allowed on top of the runner's median are a quarter of it, half of what an exchange costs anyway, and
-    five hand-overs, at least 300 microseconds. ``control`` is the shortest exchange without a Program, seconds.
+    in each of them. Allowed on top of the runner's median are a quarter of it, half of what an exchange costs anyway,
+    and five hand-overs, at least 300 microseconds. ``control`` is the shortest exchange without a Program, seconds.
     """
     theirs = quantile([s.wall for s in samples], 0.5)
     ours = min(s.total for s in samples) - control
@@ -109,7 +109,7 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
 def pause_finding(plain: Sequence[Sample], paused: Sequence[Sample]) -> Finding | None:
     """Calls after a pause behind their inputs must not be faster than others: in a pause there is nothing to do."""
     slowest, fastest = max(s.wall for s in paused), min(s.wall for s in plain)
-    if slowest >= 0.6 * fastest:
+    if slowest >= 0.6 * fastest or fastest - slowest < 100e-6:
         return None
     return Finding(
         rule="work_outside_call",
