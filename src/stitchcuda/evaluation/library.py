@@ -31,7 +31,8 @@ from stitchcuda.evaluation.integrity import binary, sass
 from stitchcuda.evaluation.integrity.elf import ElfError
 from stitchcuda.evaluation.integrity.rules import Hit, findings
 from stitchcuda.evaluation.integrity.static_native import native_macros, numeric_options
-from stitchcuda.evaluation.jail import SETUP_FAILED, Jail, jail
+from stitchcuda.evaluation.jail import Jail, jail
+from stitchcuda.evaluation.jail_entry import SETUP_FAILED
 from stitchcuda.evaluation.model import Finding
 from stitchcuda.program.flags import is_native, native_sources
 from stitchcuda.program.model import Launcher, Manifest, Program

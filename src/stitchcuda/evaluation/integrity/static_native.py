@@ -75,6 +75,7 @@ _CONTROL = words(
     if for while switch catch return sizeof alignof decltype defined
     """
 )
+_BEFORE_CALLS = words("return else do throw case and or not co_return co_await co_yield")
 _POINTER_KEYS = frozenset({"*", "uintptr_t", "intptr_t", "CUdeviceptr"})
 
 
@@ -141,6 +142,8 @@ class _Scan:
         before = self.tokens[index - 1].text if index else ""
         if token.kind != "name" or following != "(" or before in (".", "->"):
             return False
+        if index and self.tokens[index - 1].kind == "name" and before not in _BEFORE_CALLS:
+            return False  # a declaration: a type stands before the name
         if before == "::":
             owner = self.tokens[index - 2].text if index > 1 and self.tokens[index - 2].kind == "name" else "std"
             return owner in ("std", "return")
