@@ -28,6 +28,12 @@ class ToolMissing(StitchError):
     """A compiler, profiler or library that this step needs is not on the machine."""
 
 
+class ProfilerError(StitchError):
+    """A profiler is there but refused, failed or was stopped, or what it wrote cannot be read."""
+
+    exit_code = 1
+
+
 class DeviceError(StitchError):
     """The target asked for is not on this machine."""
 

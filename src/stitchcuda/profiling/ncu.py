@@ -1,0 +1,392 @@
+"""Counters of the longest kernels by Nsight Compute: found, started within a time limit, its refusals explained.
+
+Clocks are left alone (``--clock-control none``) and only the kernels that were asked for are replayed. The program to
+profile is a command; confining it, and choosing kernels from a timeline, is for the caller. What the numbers mean is
+``profiling.kernel_rules``. Never used while a clock counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import importlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stitchcuda.errors import ProfilerError, ToolMissing
+from stitchcuda.profiling.metrics import SECTIONS, WANTED, Question
+from stitchcuda.profiling.model import KernelCounters
+from stitchcuda.profiling.ncu_csv import Parsed, base, parse
+
+FOLDERS = (
+    "/usr/local/cuda/bin",
+    "/opt/nvidia/nsight-compute/*",
+    "/usr/local/cuda-*/bin",
+    "/usr/local/NVIDIA-Nsight-Compute*",
+)
+"""Where installers put it, for machines that do not have it on PATH."""
+KEPT = (
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "LANG",
+    "LC_ALL",
+    "PYTHONPATH",
+    "VIRTUAL_ENV",
+    "OMP_NUM_THREADS",
+)
+KEPT_PREFIXES = ("CUDA_VISIBLE_", "CUDA_DEVICE_", "NVIDIA_")
+"""All of the environment that the tool and the program under it see: a report records it whole."""
+RETRIES = 3
+"""How often counters that this version or chip does not know are left out and the tool is started again."""
+LAUNCHES_PER_KERNEL = 4
+"""Launches that are replayed of a kernel, unless told otherwise."""
+
+PERMISSION = (
+    "the driver refuses GPU performance counters to this user (ERR_NVGPUCTRPERM). Run as root, or in a container"
+    " with --cap-add=SYS_ADMIN; or let every user read them: put 'options nvidia NVreg_RestrictProfilingToAdminUsers=0'"
+    " into /etc/modprobe.d/nvidia-profiling.conf, rebuild the initramfs and reboot"
+)
+BUSY = (
+    "another profiler holds the GPU's counters (nsys, DCGM or a second ncu); stop it, or pause DCGM with"
+    " 'dcgmi profstats --pause' in older and 'dcgmi profile --pause' in newer versions"
+)
+_UNKNOWN_METRIC = re.compile(r"(?:Failed to find metric|[Uu]nknown metric|Could not find metric)[^A-Za-z]*([\w.:]+)")
+_VERSION = re.compile(r"Version (\d[\d.]*)")
+
+
+@dataclass
+class Collected:
+    """What one run of the tool gave. ``left_out``: counters that this version or chip does not know."""
+
+    kernels: list[KernelCounters]
+    version: str
+    seconds: float
+    warnings: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    report: Path | None = None
+
+
+def find_ncu() -> Path:
+    """Path of ncu: $STITCHCUDA_NCU, PATH, the CUDA toolkit or Nsight Compute's own folders. Raises ToolMissing."""
+    given = os.environ.get("STITCHCUDA_NCU", "")
+    if given:
+        if os.access(given, os.X_OK):
+            return Path(given)
+        raise ToolMissing(f"STITCHCUDA_NCU is {given}, which is no program; give the path of Nsight Compute's ncu")
+    if found := shutil.which("ncu"):
+        return Path(found)
+    for folder in FOLDERS:
+        for place in sorted(glob.glob(folder), reverse=True):
+            if os.access(f"{place}/ncu", os.X_OK):
+                return Path(place) / "ncu"
+    raise ToolMissing(
+        "Nsight Compute (ncu) is not on this machine (looked on PATH, in /usr/local/cuda and /opt/nvidia); install it"
+        " with the CUDA toolkit, or set STITCHCUDA_NCU to its path"
+    )
+
+
+def version_of(ncu: Path) -> str:
+    """Version of the tool, such as '2025.3.1.0'; '' where it does not say."""
+    try:
+        done = subprocess.run([str(ncu), "--version"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    match = _VERSION.search(done.stdout)
+    return match[1] if match else ""
+
+
+def clean_environment(scratch: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment under the tool: search paths and CUDA settings, no keys; home and scratch in ``scratch``.
+
+    The scratch folder also holds ncu's lock, which is otherwise one file that the first user of a machine owns.
+    """
+    environment = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(KEPT_PREFIXES)}
+    environment.setdefault("LANG", "C.UTF-8")
+    environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
+    return environment | dict(extra or {})
+
+
+def function_name(kernel: str) -> str:
+    """The bare function of a demangled name, by which ncu filters: no type, namespace, template or parameters."""
+    text = kernel.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
+    depth, kept = 0, []
+    for character in text:
+        if character == "<":
+            depth += 1
+        elif character == ">" and depth:
+            depth -= 1
+        elif character == "(" and not depth:
+            break
+        elif not depth:
+            kept.append(character)
+    words = "".join(kept).strip().split()
+    return words[-1].rsplit("::", 1)[-1] if words else kernel
+
+
+def command(
+    ncu: Path,
+    program: Sequence[str],
+    *,
+    log: Path,
+    kernels: Sequence[str] = (),
+    launches: int | None = None,
+    questions: Sequence[Question] = (),
+    metrics: Sequence[str] = WANTED,
+    from_start: bool = True,
+    report: Path | None = None,
+    warm_caches: bool = True,
+) -> list[str]:
+    """The command line that profiles ``program``.
+
+    ``kernels`` are names as a timeline shows them; none means all. ``launches`` bounds the replayed ones.
+    ``from_start=False`` waits for cudaProfilerStart. ``warm_caches`` leaves the caches as the launch before left them,
+    which is what a kernel meets in its program; else they are emptied before each pass.
+    """
+    words = [str(ncu), "--clock-control", "none", "--cache-control", "none" if warm_caches else "all"]
+    words += ["--target-processes", "all", "--log-file", str(log)]
+    if not from_start:
+        words += ["--profile-from-start", "off"]
+    if kernels:
+        names = "|".join(sorted({re.escape(function_name(name)) for name in kernels}))
+        words += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
+    if launches is not None:
+        words += ["--launch-count", str(launches)]
+    for question in dict.fromkeys(questions):
+        for section in SECTIONS[question]:
+            words += ["--section", section]
+    if metrics:
+        words += ["--metrics", ",".join(metrics)]
+    words += (
+        ["--force-overwrite", "--export", str(report)]
+        if report
+        else ["--csv", "--page", "raw", "--print-units", "base"]
+    )
+    return [*words, *program]
+
+
+def collect(
+    program: Sequence[str],
+    *,
+    kernels: Sequence[str] = (),
+    launches: int | None = None,
+    timeout_s: float = 120.0,
+    questions: Sequence[Question] = (),
+    metrics: Sequence[str] = WANTED,
+    from_start: bool = True,
+    cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    report: Path | None = None,
+    ncu: Path | None = None,
+    warm_caches: bool = True,
+) -> Collected:
+    """Run ``program`` under ncu and read its counters, within ``timeout_s`` seconds in all.
+
+    Counters that this version or chip does not know are left out, and said so. With ``report`` the .ncu-rep stays
+    there. Raises ToolMissing without ncu, ProfilerError when the driver refuses, the program fails, no kernel
+    matched or time was up.
+    """
+    tool = ncu or find_ncu()
+    if launches is None and kernels:
+        launches = LAUNCHES_PER_KERNEL * len(set(kernels))
+    start, version = time.monotonic(), version_of(tool)
+    wanted, left_out = list(metrics), []
+    with tempfile.TemporaryDirectory(prefix="ncu-") as folder:
+        scratch = Path(folder)
+        env = dict(environment) if environment is not None else clean_environment(scratch)
+        for _ in range(RETRIES):
+            log = scratch / "ncu.log"
+            log.unlink(missing_ok=True)
+            words = command(
+                tool,
+                program,
+                log=log,
+                kernels=kernels,
+                launches=launches,
+                questions=questions,
+                metrics=wanted,
+                from_start=from_start,
+                report=report,
+                warm_caches=warm_caches,
+            )
+            said = _run(words, cwd, env, timeout_s - (time.monotonic() - start))
+            text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            unknown = {name for name in _UNKNOWN_METRIC.findall(text + said) if name in wanted}
+            if not unknown:
+                break
+            left_out += sorted(unknown)
+            wanted = [name for name in wanted if name not in unknown]
+        source = f"ncu {version}".strip()
+        parsed = parse(text, source=source)
+        if report is not None and not parsed.errors:
+            parsed.kernels = read_report(_with_suffix(report), tool, source=source)
+    _refuse(parsed, said, kernels)
+    found = _with_suffix(report) if report is not None else None
+    return Collected(parsed.kernels, version, time.monotonic() - start, parsed.warnings, left_out, found)
+
+
+def explain(text: str) -> str | None:
+    """What a message of ncu means and what to do about it; None where it tells no known story."""
+    if "ERR_NVGPUCTRPERM" in text:
+        return PERMISSION
+    if "driver resource was unavailable" in text or "resources are currently in use" in text.lower():
+        return BUSY
+    if "No kernels were profiled" in text:
+        return (
+            "ncu saw no kernel that it was asked for: the program launched none, or under other names; kernels of a"
+            " child process need --target-processes all, which is set"
+        )
+    if "returned an error code" in text or "application exited" in text.lower():
+        return "the profiled program failed; run it without the profiler first"
+    return None
+
+
+def read_report(path: Path, ncu: Path | None = None, *, source: str = "ncu") -> list[KernelCounters]:
+    """Counters from a .ncu-rep: by the ``ncu_report`` module (PyPI or the tool's own), else by ``ncu --import --csv``.
+
+    Raises ProfilerError when neither can read it, ToolMissing when neither is there.
+    """
+    if not path.is_file():
+        raise ProfilerError(f"{path} is not there; ncu wrote no report")
+    module = _report_module(ncu)
+    if module is not None:
+        try:
+            return _from_module(module, path, source)
+        except (RuntimeError, AttributeError, TypeError, ValueError):
+            pass  # a report newer than the module: the tool that wrote it can read it
+    tool = ncu or find_ncu()
+    words = [str(tool), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ProfilerError(f"{path} could not be read by {tool}: {error}") from None
+    parsed = parse(done.stdout, source=source)
+    if not parsed.kernels:
+        raise ProfilerError(f"{tool} reads no kernel from {path}: {(parsed.errors or [done.stderr.strip()[-200:]])[0]}")
+    return parsed.kernels
+
+
+def longest(kernels: Sequence[KernelCounters], limit: int) -> list[KernelCounters]:
+    """The longest launch of each kernel, the longest kernels first, at most ``limit``."""
+    best: dict[str, KernelCounters] = {}
+    for kernel in kernels:
+        if kernel.name not in best or kernel.seconds > best[kernel.name].seconds:
+            best[kernel.name] = kernel
+    return sorted(best.values(), key=lambda kernel: -kernel.seconds)[:limit]
+
+
+def _with_suffix(report: Path) -> Path:
+    return report if report.suffix == ".ncu-rep" else report.with_name(report.name + ".ncu-rep")
+
+
+def _run(words: Sequence[str], cwd: Path | None, environment: Mapping[str, str], timeout_s: float) -> str:
+    """Run in a process group of its own, killed whole at the limit; the last of what was printed."""
+    if timeout_s <= 0:
+        raise ProfilerError("no time was left to start ncu again; allow more seconds or fewer kernels")
+    try:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ToolMissing(f"{words[0]} cannot be started: {error}") from None
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+        return said[-4000:]
+    except subprocess.TimeoutExpired:
+        raise ProfilerError(
+            f"ncu was stopped after {timeout_s:.0f} s; ask for fewer kernels or launches, or allow more time"
+        ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+
+def _refuse(parsed: Parsed, said: str, kernels: Sequence[str]) -> None:
+    """Raise with the reason when nothing was measured."""
+    if parsed.kernels:
+        return
+    messages = [*parsed.errors, *parsed.warnings, *said.splitlines()[-3:]]
+    for text in messages:
+        if story := explain(text):
+            raise ProfilerError(story)
+    asked = f" of {', '.join(function_name(name) for name in kernels[:3])}" if kernels else ""
+    raise ProfilerError(f"ncu measured no launch{asked}: {(messages or ['it printed nothing'])[0][:300]}")
+
+
+def _report_module(ncu: Path | None) -> Any:
+    """The ``ncu_report`` module, installed or beside the tool; None where there is none that loads."""
+    folders = []
+    if ncu is not None:
+        root = Path(os.path.realpath(ncu)).parent
+        folders = [str(place / "extras" / "python") for place in (root, *root.parents[:3])]
+    for place in [*(f for f in folders if os.path.isdir(f)), None]:
+        try:
+            if place is not None:
+                sys.path.insert(0, place)
+            return importlib.import_module("ncu_report")
+        except (ImportError, OSError):
+            continue
+        finally:
+            if place is not None:
+                sys.path.remove(place)
+    return None
+
+
+def _from_module(module: Any, path: Path, source: str) -> list[KernelCounters]:
+    kernels = []
+    context = module.load_report(str(path))
+    for number in range(context.num_ranges()):
+        part = context.range_by_idx(number)
+        for place in range(part.num_actions()):
+            action = part.action_by_idx(place)
+            metrics, missing = {}, []
+            for name in action.metric_names():
+                metric = action.metric_by_name(name)
+                value = metric.value() if metric is not None else None
+                if isinstance(value, int | float) and value == value and abs(value) != float("inf"):
+                    metrics[name] = base(float(value), metric.unit() or "")
+                elif value is None or isinstance(value, float):
+                    missing.append(name)
+            kernels.append(
+                KernelCounters(
+                    name=_demangled(module, action),
+                    grid=_dimensions(metrics, "grid"),
+                    block=_dimensions(metrics, "block"),
+                    metrics=metrics,
+                    missing=missing,
+                    source=source,
+                )
+            )
+    return kernels
+
+
+def _demangled(module: Any, action: Any) -> str:
+    kind = getattr(action, "NameBase_DEMANGLED", None) or getattr(module.IAction, "NameBase_DEMANGLED", None)
+    return str(action.name(kind)) if kind is not None else str(action.name())
+
+
+def _dimensions(metrics: Mapping[str, float], what: str) -> tuple[int, int, int]:
+    x, y, z = (int(metrics.get(f"launch__{what}_dim_{axis}", 1)) for axis in "xyz")
+    return x, y, z
