@@ -250,6 +250,9 @@ class RunnerClient:
         self.close()
         if code is None:
             return Failure("crashed", f"the program closed its channels during {_DOING[op]}", log)
+        if code == 128 + signal.SIGSYS:
+            refused = f"{_DOING[op]} made a system call that ends a runner: other processes, mounts, namespaces"
+            return Failure("dishonest", refused, log, rule="forbidden_call", layer="confinement")
         if code == 128 + signal.SIGKILL:
             return Failure("out_of_memory", f"{_DOING[op]} was killed by the system, most likely for memory", log)
         if code > 128:

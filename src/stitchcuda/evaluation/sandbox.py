@@ -34,9 +34,12 @@ SYS_MOUNT_SETATTR = 442
 FIRST_UID = 61000
 """User ids 61000 to 64999 are given to runners, by the leash's process id, when the caller is root."""
 
-LEVELS = ("full", "shared_pids", "same_user", "session")
+LEVELS = ("full", "hidden_pids", "shared_pids", "same_user", "session")
 """From strictest to loosest, each dropping one more thing that CUDA's shared memory handles may not survive: the PID
-and IPC namespaces, another user id, all namespaces."""
+and IPC namespaces, the hiding of other users' processes, another user id, all namespaces."""
+
+OTHER_USER = ("full", "hidden_pids", "shared_pids")
+"""Levels at which a runner of root's gets a user id of its own."""
 
 CHANNELS = ("command_fd", "reply_fd", "arena_fd", "program_fd")
 """Descriptors that the runner proper alone keeps."""
@@ -146,6 +149,17 @@ def _drop_capabilities() -> None:
     libc.capset(header, struct.pack("<IIIIII", 0, 0, 0, 0, 0, 0))
 
 
+def _load(name: str) -> Any:
+    """A neighbouring file as a module, without its package."""
+    spec = importlib.util.spec_from_file_location(f"stitchcuda_{name}", Path(__file__).with_name(f"{name}.py"))
+    if spec is None or spec.loader is None:
+        os._exit(70)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
 def _limit(kind: int, value: int) -> None:
     hard = resource.getrlimit(kind)[1]
     if hard != resource.RLIM_INFINITY:
@@ -153,7 +167,7 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _confine(config: dict[str, Any], uid: int | None) -> None:
+def _confine(config: dict[str, Any], uid: int | None, missing: list[str]) -> None:
     """The runner proper gives up what it does not need."""
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     _limit(resource.RLIMIT_CORE, 0)
@@ -173,6 +187,8 @@ def _confine(config: dict[str, Any], uid: int | None) -> None:
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         # Changing the user id hid the process from itself (/proc/self/fd), which libraries do not expect.
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        if not _load("seccomp").install(libc, profiling=bool(config.get("profiling"))):
+            missing.append("system call filter")
 
 
 def _open_closed_folders(needed: list[str]) -> None:
@@ -217,6 +233,9 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
             missing.append("read-only file system")
         if own_pids and not _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV):
             missing.append("own /proc")
+        hidden = config["level"] == "hidden_pids" and _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV, "hidepid=2")
+        if not own_pids and not hidden:
+            missing.append("hidden processes")
         size = f"size={config['limits']['disk_bytes']},mode=0755"
         if not _mount("tmpfs", workdir, "tmpfs", MS_NOSUID | MS_NODEV, size):
             missing.append("bounded folder")
@@ -287,7 +306,7 @@ def launch(config: dict[str, Any]) -> int:
     root = os.geteuid() == 0
     libc.prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)
     mounts = own_pids = False
-    candidate = FIRST_UID + os.getpid() % 4000 if root and level in ("full", "shared_pids") and not trusted else None
+    candidate = FIRST_UID + os.getpid() % 4000 if root and level in OTHER_USER and not trusted else None
     if not trusted:
         if not root:
             missing.append("own user id (not root)")
@@ -316,20 +335,13 @@ def launch(config: dict[str, Any]) -> int:
         os._exit(_be_init(runner))
     os.environ.clear()
     os.environ.update(config["environment"])
-    _confine(config, uid)
+    _confine(config, uid, missing)
     os.chdir(config["workdir"])
     if config.get("probe"):
         print(json.dumps(missing), flush=True)
         os._exit(0)
     config["missing"] = missing
-    path = Path(__file__).with_name("runner.py")
-    spec = importlib.util.spec_from_file_location("stitchcuda_runner", path)
-    if spec is None or spec.loader is None:
-        os._exit(70)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    module.main(config)
+    _load("runner").main(config)
     sys.stdout.flush()
     os._exit(0)
 
