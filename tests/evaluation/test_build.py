@@ -17,6 +17,7 @@ from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation.build import Build, build
 from stitchcuda.evaluation.build_errors import digest
 from stitchcuda.evaluation.build_tools import arch_number, torch_openmp
+from stitchcuda.evaluation.jail import Jail, jail
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
 from tests.program.samples import CPU_SOURCE, CUDA_SOURCE, ENTRY, HEADER, cpu_program, cuda_program
@@ -137,6 +138,53 @@ def test_what_the_linker_finds_is_told(tmp_path: Path, source: str, sentence: st
     result = build(cpu_program(source), CPU, cache=tmp_path)
     assert not result.ok
     assert re.search(sentence, result.log), result.log
+
+
+@pytest.mark.parametrize("confined", [True, False])
+def test_files_outside_the_program_are_refused_however_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, confined: bool
+) -> None:
+    if not confined:
+        monkeypatch.setattr("stitchcuda.evaluation.library.jail", lambda: Jail("", ("confinement of compilers",)))
+    secret = tmp_path / "secret.h"
+    secret.write_text("// the answer\n")
+    result = build(cpu_program(f'#define FILE "{secret}"\n#include FILE\n{CPU_SOURCE}'), CPU, cache=tmp_path / "cache")
+    assert not result.ok
+    assert str(secret) in result.log
+    assert [(f.rule, f.severity, f.layer) for f in result.findings] == [("includes_files", "reject", "build")]
+
+
+@pytest.mark.skipif(not jail().level, reason="this machine allows no confinement")
+def test_the_assembler_reads_no_other_files_either(tmp_path: Path) -> None:
+    result = build(cpu_program('asm(".incbin \\"/etc/passwd\\"");\n' + CPU_SOURCE), CPU, cache=tmp_path)
+    assert "file not found: /etc/passwd" in result.log
+    assert str(tmp_path) not in result.log
+    assert [finding.rule for finding in result.findings] == ["includes_files"]
+
+
+def test_inexact_arithmetic_is_refused_in_the_fp32_class_alone(tmp_path: Path) -> None:
+    program = cpu_program('#pragma GCC optimize("fast-math")\n' + CPU_SOURCE)
+    result = build(program, CPU, cache=tmp_path)
+    assert result.log.startswith('kernels.cpp:1: #pragma GCC optimize("fast-math") changes how numbers are rounded')
+    assert [finding.rule for finding in result.findings] == ["fast_math"]
+    assert build(program, CPU, cache=tmp_path, precision="bf16").ok
+
+
+def test_what_was_seen_while_building_is_kept_with_the_library(tmp_path: Path) -> None:
+    program = cpu_program("#include <unistd.h>\n" + CPU_SOURCE.replace("return 7", "return fork()"))
+    first, second = (build(program, CPU, cache=tmp_path) for _ in range(2))
+    assert first.ok
+    assert second.cached
+    assert first.findings == second.findings
+    assert [(f.rule, f.severity, f.layer) for f in first.findings] == [("controls_process", "reject", "build")]
+    assert first.confinement == jail().describe()
+
+
+@needs_nvcc
+def test_the_kernels_of_a_library_are_known(tmp_path: Path) -> None:
+    result = build(cuda_program(), Target(kind="cuda", arch="sm_90"), cache=tmp_path)
+    assert result.kernels == ("_Z18scale_shift_kernelPKfS0_Pflf",)
+    assert result.findings == ()
 
 
 def test_an_invalid_program_or_the_wrong_target_is_a_failed_build(tmp_path: Path) -> None:

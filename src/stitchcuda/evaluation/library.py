@@ -47,6 +47,9 @@ LISTING_LIMIT = 2**26
 LISTING_SECONDS = 30.0
 """Wall time for the SASS listing, seconds; without it nothing is lost but the information."""
 
+_OUTSIDE = re.compile(r"(?m)(?:error: |file not found: )((?:/|(?:\.\./)+)[^:\n]*)(?=: No such file|$)")
+"""A compiler's complaint that a file outside the Program's folder is not there, which the jail makes true."""
+
 
 class CompileError(Exception):
     """The Program does not compile, or its build is refused; the message is for its author."""
@@ -276,7 +279,9 @@ class _Making:
             raise InfrastructureError(
                 f"{self.toolchain.compiler} was killed by {name}; is there enough memory to compile?"
             )
-        raise CompileError(digest(output, self.native, str(self.work / "src")))
+        hits = [Hit("includes_files", "build", 0, f"asks for {match[1]}") for match in _OUTSIDE.finditer(output)]
+        text = output.replace(f"{self.work / 'src'}/", "").replace(f"{self.work}/", "")
+        raise CompileError(digest(text, self.native), tuple(findings(hits, "build")))
 
 
 _CONFINED: dict[str, bool] = {}

@@ -34,6 +34,7 @@ _JOINS = re.compile(
 )
 _INITIALISERS = re.compile(r"_GLOBAL__(sub_)?I_|_ZL\d+__sti____cudaRegisterAll|__sti____cudaRegisterAll|frame_dummy")
 _STUB = re.compile(r"(\d+)__device_stub_(?=_)")
+_SIMPLE = re.compile(r"_ZL?(\d+)(.+)")
 _LIBRARIES = re.compile(
     r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|libdl|librt|ld-linux[\w-]*|libgomp(-\w+)?|libomp|libcuda|libcudart"
     r"|libcublas|libcublasLt)\.so(\.\d+)*"
@@ -79,24 +80,26 @@ def exported(library: Path) -> frozenset[str]:
 
 
 def kernel_names(objects: Mapping[Path, str]) -> tuple[str, ...]:
-    """Mangled names of the kernels that objects launch, as a device trace's symbols have them, sorted.
+    """Names of the kernels that objects launch, as their cubins have them: mangled, unless they have C linkage; sorted.
 
-    nvcc writes a host function ``__device_stub__NAME`` for each kernel of an object.
+    nvcc writes a host function ``__device_stub__`` for each kernel, and registers the kernel's name as a string.
     """
     found: set[str] = set()
     for path in objects:
         try:
-            symbols = Elf.read(path).symbols
+            file = Elf.read(path)
+            registered = file.strings()
+            stubs = {name for symbol in file.symbols for name in _stubbed(symbol.name)}
         except ElfError:
             continue
-        for symbol in symbols:
-            found.update(_stubbed(symbol.name))
+        for mangled in stubs:
+            plain = _SIMPLE.match(mangled)
+            name = plain[2][: int(plain[1])] if plain else ""
+            found.add(name if mangled not in registered and name in registered else mangled)
     return tuple(sorted(found))
 
 
 def _stubbed(symbol: str) -> Iterator[str]:
-    if symbol.startswith("__device_stub__"):  # a kernel with C linkage, or without arguments in its name
-        yield symbol.removeprefix("__device_stub__")
     for match in _STUB.finditer(symbol):
         name = symbol[match.end() : match.end() + int(match[1]) - len("__device_stub_")]
         yield name if name.startswith("_Z") else name.removeprefix("_")

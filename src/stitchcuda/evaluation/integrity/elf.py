@@ -109,6 +109,15 @@ class Elf:
                     found.append(Relocation(offset, info >> 32, addend))
         return found
 
+    def strings(self) -> frozenset[str]:
+        """Constant strings of an object, from its sections ``.rodata.str*``."""
+        found: set[str] = set()
+        for section in self.sections:
+            if section.name.startswith(".rodata.str"):
+                body = self._bytes(section.offset, section.size)
+                found.update(piece.decode("utf-8", errors="replace") for piece in body.split(b"\0") if piece)
+        return frozenset(found)
+
     def dynamic(self, tag: int) -> list[str]:
         """The strings of a library's dynamic entries with a tag, such as DT_NEEDED."""
         return [self._dynamic_text(value, section) for kind, value, section in self._dynamic() if kind == tag]
