@@ -39,7 +39,7 @@ class Specimen(BaseModel):
 
 
 class Excuse(BaseModel):
-    """A mechanism that has no program of its own, and why."""
+    """A mechanism, or a form of one, that has no program of its own, and why."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
