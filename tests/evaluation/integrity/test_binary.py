@@ -101,8 +101,8 @@ def test_a_library_that_loads_or_searches_elsewhere_is_seen(tmp_path: Path) -> N
     other, library = tmp_path / "libother.so", tmp_path / "k.so"
     subprocess.run(["g++", "-shared", "-fPIC", tmp_path / "other.cpp", "-o", other], check=True)
     (tmp_path / "k.cpp").write_text("int other(); int f() { return other(); }")
-    link = ["g++", "-shared", "-fPIC", tmp_path / "k.cpp", f"-L{tmp_path}", "-lother", f"-Wl,-rpath,{tmp_path}"]
-    subprocess.run([*link, "-o", library], check=True)
+    link = ["g++", "-shared", "-fPIC", str(tmp_path / "k.cpp"), f"-L{tmp_path}", "-lother", f"-Wl,-rpath,{tmp_path}"]
+    subprocess.run([*link, "-o", str(library)], check=True)
     assert [hit.what for hit in binary.library_hits(library)] == ["loads libother.so", f"searches {tmp_path}"]
 
 
