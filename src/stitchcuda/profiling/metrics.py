@@ -82,6 +82,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "ffma": ("smsp__sass_thread_inst_executed_op_ffma_pred_on.sum",),
     "fadd": ("smsp__sass_thread_inst_executed_op_fadd_pred_on.sum",),
     "fmul": ("smsp__sass_thread_inst_executed_op_fmul_pred_on.sum",),
+    "tensor_fp16": ("sm__ops_path_tensor_src_fp16.sum",),
+    "tensor_bf16": ("sm__ops_path_tensor_src_bf16_dst_fp32.sum",),
+    "tensor_tf32": ("sm__ops_path_tensor_src_tf32_dst_fp32.sum",),
+    "tensor_fp8": ("sm__ops_path_tensor_src_fp8.sum",),
+    "tensor_int8": ("sm__ops_path_tensor_src_int8.sum",),
+    "tensor_fp64": ("sm__ops_path_tensor_src_fp64.sum",),
     "pipe_fma": (f"sm__inst_executed_pipe_fma.{_SUSTAINED}", f"sm__pipe_fma_cycles_active.{_SUSTAINED}"),
     "pipe_alu": (f"sm__inst_executed_pipe_alu.{_SUSTAINED}", f"sm__pipe_alu_cycles_active.{_SUSTAINED}"),
     "pipe_xu": (f"sm__inst_executed_pipe_xu.{_SUSTAINED}",),
@@ -176,6 +182,13 @@ class Facts:
     def flops(self) -> float:
         """fp32 operations on the CUDA cores; a multiply-add counts two."""
         return 2 * self.number("ffma") + self.number("fadd") + self.number("fmul")
+
+    @property
+    def tensor_flops(self) -> dict[str, float]:
+        """Operations on the tensor cores by the operands' precision; a multiply-add counts two. Only what is not 0."""
+        kinds = ("fp16", "bf16", "tf32", "fp8", "int8", "fp64")
+        found = {kind: self.number(f"tensor_{kind}") for kind in kinds}
+        return {kind: value for kind, value in found.items() if value > 0}
 
     @property
     def fp32_instruction_share(self) -> float | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.families import Family, family
-from stitchcuda.profiling.model import KernelTime, Timeline
+from stitchcuda.profiling.model import Cause, KernelTime, Timeline
 from stitchcuda.profiling.rules import Work, bounds, milliseconds
 
 GRAPH_NODE_SECONDS = 1e-6
@@ -24,6 +24,103 @@ REACHABLE_RATE = 0.8
 """Share of the measured matrix rate that a well-chosen algorithm reaches."""
 WORTH_NAMING = 1.02
 """Predicted gains below this drown in the noise of measuring."""
+
+FIRST: dict[Cause, tuple[str, str]] = {
+    "dram_bandwidth": (
+        "move_fewer_bytes",
+        "fuse it with the kernels that write its inputs or read its outputs, or store in a narrower type",
+    ),
+    "l2_bandwidth": ("reuse_on_chip", "tile so that each value is read once from L2 and reused from shared memory"),
+    "l1_bandwidth": (
+        "reuse_in_registers",
+        "let each thread compute more outputs from values it holds in registers, with 16-byte shared memory accesses",
+    ),
+    "uncoalesced": (
+        "coalesce",
+        "let neighbouring threads touch neighbouring addresses: swap the index that threads run over, transpose through"
+        " shared memory, or change the layout",
+    ),
+    "bank_conflicts": (
+        "avoid_bank_conflicts",
+        "pad the shared array's row by one element, or swizzle the column with the row",
+    ),
+    "spilling": (
+        "avoid_spills",
+        "raise the register limit (launch bounds, maxrregcount), split the kernel or keep fewer values at once; index"
+        " arrays of a thread with constants only",
+    ),
+    "atomics": (
+        "aggregate_atomics",
+        "reduce within the warp and block first, so that one thread a block updates the address",
+    ),
+    "fma_pipe": ("compute_less", "remove or share arithmetic: hoist what repeats, use packed or narrower types"),
+    "no_tensor_cores": (
+        "use_tensor_cores",
+        "put the product on tensor cores: the class's own precision, or operands split into fp16 or tf32 parts",
+    ),
+    "tensor_pipe": (
+        "compute_less",
+        "use wgmma with operands in shared memory where mma.sync runs, or fewer or narrower products",
+    ),
+    "fp64_pipe": ("lower_precision", "compute in fp32, with compensated sums where accuracy needs them"),
+    "sfu_pipe": (
+        "cheaper_functions",
+        "evaluate part of the special functions by polynomials on the multiply-add pipe, or once for many outputs",
+    ),
+    "integer_pipe": (
+        "fewer_integer_operations",
+        "take index arithmetic out of the loop: strength-reduce, use 32-bit offsets, divide by constants",
+    ),
+    "divergence": (
+        "straighten_branches",
+        "give the threads of a warp the same path: sort or compact the work, or let whole warps take one case",
+    ),
+    "occupancy_registers": (
+        "fewer_registers",
+        "need fewer registers a thread: launch bounds, smaller tiles a thread, or recompute what is rarely used",
+    ),
+    "occupancy_shared_memory": (
+        "less_shared_memory",
+        "take less shared memory a block: smaller tiles, fewer stages, narrower types, or registers",
+    ),
+    "occupancy_block_size": ("resize_block", "use blocks of 128 to 256 threads, so that more warps are resident"),
+    "global_latency": (
+        "more_loads_in_flight",
+        "have more loads in flight: unroll with independent loads, prefetch the next tile (cp.async), wider loads",
+    ),
+    "shared_latency": (
+        "more_independent_work",
+        "give each thread several independent outputs, and load the next operands before the current are used",
+    ),
+    "dependency": (
+        "more_independent_work",
+        "break the chain: several independent accumulators a thread, or more threads a block",
+    ),
+    "barrier": (
+        "fewer_barriers",
+        "synchronise less: smaller blocks, warp shuffles in place of shared memory, double buffering",
+    ),
+    "few_blocks": ("more_blocks", "split the work into more blocks: smaller tiles, or split the reduced dimension"),
+    "tail": (
+        "resize_grid",
+        "choose the tile so that blocks fill whole waves, or walk the tiles with one resident wave of blocks",
+    ),
+    "imbalance": (
+        "balance_blocks",
+        "give blocks equal work: hand out small pieces from a counter, longest first, or split the long ones",
+    ),
+    "launch_overhead": ("cuda_graph", "capture the whole forward pass in one CUDA graph, and fuse the short kernels"),
+    "host_sync": (
+        "remove_sync",
+        "keep values on the device: no item(), nonzero() or synchronise between the launches",
+    ),
+    "pageable_copies": ("pin_memory", "copy from and to pinned host memory, asynchronously"),
+    "host_copies": ("overlap_copies", "overlap the copies with compute, in chunks on a second stream"),
+    "allocation": ("reuse_allocations", "allocate once before the call and reuse, or use the stream-ordered pool"),
+    "host_work": ("move_to_device", "do on the device, or before the call, what the host computes in between"),
+    "none": ("none", "no change with a predicted gain of 2% or more stands out"),
+}
+"""What to try first about a cause: a key for programs, and a sentence."""
 
 
 @dataclass(frozen=True)

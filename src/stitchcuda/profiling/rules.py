@@ -10,8 +10,43 @@ from dataclasses import dataclass
 
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.families import Family, family
-from stitchcuda.profiling.model import Bottleneck, KernelTime, Timeline
+from stitchcuda.profiling.model import Bottleneck, Cause, Idle, KernelTime, Timeline
 from stitchcuda.task.model import Precision
+
+BOTTLENECK_OF: dict[Cause, Bottleneck] = {
+    "dram_bandwidth": "memory_bound",
+    "l2_bandwidth": "memory_bound",
+    "l1_bandwidth": "memory_bound",
+    "uncoalesced": "memory_bound",
+    "bank_conflicts": "memory_bound",
+    "spilling": "memory_bound",
+    "atomics": "memory_bound",
+    "fma_pipe": "compute_bound",
+    "no_tensor_cores": "compute_bound",
+    "tensor_pipe": "compute_bound",
+    "fp64_pipe": "compute_bound",
+    "sfu_pipe": "compute_bound",
+    "integer_pipe": "compute_bound",
+    "divergence": "compute_bound",
+    "occupancy_registers": "latency_bound",
+    "occupancy_shared_memory": "latency_bound",
+    "occupancy_block_size": "latency_bound",
+    "global_latency": "latency_bound",
+    "shared_latency": "latency_bound",
+    "dependency": "latency_bound",
+    "barrier": "latency_bound",
+    "few_blocks": "latency_bound",
+    "tail": "latency_bound",
+    "imbalance": "latency_bound",
+    "launch_overhead": "launch_bound",
+    "host_sync": "sync_bound",
+    "pageable_copies": "copy_bound",
+    "host_copies": "copy_bound",
+    "allocation": "host_bound",
+    "host_work": "host_bound",
+    "none": "unknown",
+}
+"""The coarse word for each cause."""
 
 COPY_SHARE = 0.30
 """Host-device copies take this share of the wall time: copies are what to work on."""
@@ -27,6 +62,11 @@ FAMILY_SHARE = 0.50
 """A family of kernels with this share of the busy time decides the label."""
 NEAR_BOUND = 0.50
 """A hardware bound that explains this share of the busy time decides the label."""
+
+SYNC_EACH = 0.30
+"""Calls that wait for the device, per launch, from which waiting is why the host is late with launches."""
+PAGEABLE = 0.50
+"""Pageable memory's part of the copies from which it is what makes them slow."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +205,75 @@ def _by_work(busy: float, family_shares: dict[Family, float], limit: Bounds, uni
     if limit.largest > 0:
         return Verdict(binds, f"{roofline}, of {milliseconds(busy)} busy")
     return Verdict("unknown", f"{milliseconds(busy)} busy in {unit} whose names tell nothing and no measured ceilings")
+
+
+def call_cause(timeline: Timeline, device: Device | None = None) -> tuple[Cause, str]:
+    """Why the call's device time is not all there is: copies, gaps and what the host did meanwhile, tiny kernels.
+
+    Finer than ``judge`` where the timeline tells what the host did; 'none' where the device is busy with long
+    kernels, whose own causes are ``profiling.diagnosis``'s. On cpu always 'none': nothing is launched there.
+    """
+    wall, busy, launches = timeline.wall_seconds, timeline.busy_seconds, timeline.launches
+    if wall <= 0 or (device is not None and device.target.kind == "cpu"):
+        return "none", "no device timeline"
+    idle = timeline.idle_seconds
+    copying = min(timeline.copy_seconds + idle.get("copy", 0.0), wall)
+    if copying >= COPY_SHARE * wall:
+        pageable = timeline.pageable_seconds >= PAGEABLE * timeline.copy_seconds > 0
+        seen = f"copies from or to the host take {milliseconds(copying)} of {milliseconds(wall)} ({copying / wall:.0%})"
+        if pageable:
+            return "pageable_copies", f"{seen}, {timeline.pageable_seconds / timeline.copy_seconds:.0%} of it pageable"
+        return "host_copies", seen
+    gap = timeline.gap_seconds
+    seen = f"the device idles {milliseconds(gap)} of {milliseconds(wall)} ({gap / wall:.0%})"
+    if gap >= GAP_SHARE * wall:
+        return _idle_cause(timeline, seen)
+    mean = busy / max(launches, 1)
+    if launches >= MANY_LAUNCHES and mean <= SHORT_KERNEL:
+        return "launch_overhead", f"{launches} kernels of {milliseconds(mean)} on average, {seen}"
+    return "none", f"{seen}; {launches} kernels of {milliseconds(mean)} on average"
+
+
+_IDLE_CAUSES: dict[Idle, Cause] = {
+    "launch": "launch_overhead",
+    "synchronise": "host_sync",
+    "copy": "pageable_copies",
+    "allocation": "allocation",
+    "host": "host_work",
+}
+
+
+def _idle_cause(timeline: Timeline, seen: str) -> tuple[Cause, str]:
+    """What the host did in most of the idle time."""
+    launches = max(timeline.launches, 1)
+    idle = timeline.idle_seconds
+    if not idle:
+        each = timeline.gap_seconds / launches
+        if timeline.synchronisations >= SYNC_EACH * launches and timeline.synchronisations > 2:
+            return "host_sync", f"{seen}, with {timeline.synchronisations} waits for the device"
+        if launches >= MANY_LAUNCHES and each <= LAUNCH_GAP:
+            return "launch_overhead", f"{seen} over {launches} launches"
+        return "host_work", f"{seen} with {launches} launches"
+    most = max(idle, key=lambda kind: idle[kind])
+    cause = _IDLE_CAUSES[most]
+    told = f"{seen}; the host spends {milliseconds(idle[most])} of it in {_IDLE_TOLD[most]}"
+    if most == "copy":
+        # Copies of small pieces: what costs is the call, whichever memory it reads.
+        pageable = timeline.pageable_seconds >= PAGEABLE * timeline.copy_seconds > 0
+        return ("pageable_copies" if pageable else "host_copies"), told
+    if timeline.allocations >= SYNC_EACH * launches and timeline.allocations > 2 and most in ("synchronise", "launch"):
+        # Freeing memory waits for the device, so that an allocating loop shows as waiting.
+        return "allocation", f"{told}; {timeline.allocations} allocations and frees"
+    if most == "launch" and timeline.synchronisations >= SYNC_EACH * launches and timeline.synchronisations > 2:
+        # After each wait the queue is empty: the next launch is late because of the wait.
+        return "host_sync", f"{told}; {timeline.synchronisations} waits for the device come before"
+    return cause, told
+
+
+_IDLE_TOLD: dict[Idle, str] = {
+    "launch": "launching kernels",
+    "synchronise": "waiting for the device",
+    "copy": "copying",
+    "allocation": "allocating and freeing device memory",
+    "host": "work of its own",
+}
