@@ -24,12 +24,6 @@ class Finished:
     printed: str
 
 
-@pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One cache for all, so that the device and the stock options are measured once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
     """A folder with a task in it."""

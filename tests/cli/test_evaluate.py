@@ -8,8 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 TASK = """
 import torch
 from torch import nn
@@ -26,12 +24,6 @@ def get_init_inputs():
 """
 
 GOOD = TASK.replace("class Model(", "class ModelNew(")
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One data folder, so that ceilings and baselines are measured once."""
-    return tmp_path_factory.mktemp("cache")
 
 
 def run(cache: Path, folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -57,7 +49,7 @@ def run(cache: Path, folder: Path, program: str, *options: str) -> subprocess.Co
 
 def test_a_correct_program_exits_with_zero_and_prints_one_object(cache: Path, tmp_path: Path) -> None:
     done = run(cache, tmp_path, GOOD, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
     evaluation = json.loads(done.stdout)
     assert evaluation["status"] == "correct"
     assert set(evaluation["timings"]) >= {"program", "eager"}

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.cli.conftest import Finished
-from tests.cli.world import GOOD, OTHER, environment, stitchcuda
+from tests.cli.world import GOOD, OTHER, environment, in_turn, stitchcuda
 
 
 def test_a_finished_run_gives_its_result_again_and_asks_nobody(finished: Finished, cache: Path) -> None:
@@ -25,7 +25,8 @@ def test_list_tells_runs_from_other_folders(finished: Finished, cache: Path, tmp
     journal = runs / "bad" / "journal.jsonl"
     journal.write_text(journal.read_text().replace('"kind":"plan"', '"kind":"plot"', 1))
     (runs / "photos").mkdir()
-    done = stitchcuda("runs", "list", "--json", cache=cache, cwd=tmp_path)
+    lines = ("runs", "list", "--json"), ("runs", "list"), ("runs", "resume", "bad")
+    done, table, resumed = in_turn(*lines, cache=cache, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = {Path(entry["path"]).name: entry for entry in json.loads(done.stdout)}
     assert {name: entry["status"] for name, entry in found.items()} == {
@@ -34,50 +35,51 @@ def test_list_tells_runs_from_other_folders(finished: Finished, cache: Path, tmp
         "photos": "not a run",
     }
     assert "damaged at line" in found["bad"]["problem"]
-    table = stitchcuda("runs", "list", cache=cache, cwd=tmp_path)
     assert "photos" in table.stdout
-    resumed = stitchcuda("runs", "resume", "bad", cache=cache, cwd=tmp_path)
     assert resumed.returncode == 2
     assert "damaged at line" in resumed.stderr
 
 
 def test_show_tells_the_story(finished: Finished, cache: Path) -> None:
-    told = stitchcuda("runs", "show", "last", cache=cache, cwd=finished.home)
+    lines = ("runs", "show", "last"), ("runs", "show", "last", "--json")
+    told, data = in_turn(*lines, cache=cache, cwd=finished.home)
     assert told.returncode == 0, told.stderr
     for words in ("in place", "wrong_output", "one too many", "over best stock", str(finished.run)):
         assert words in told.stdout
-    story = json.loads(stitchcuda("runs", "show", "last", "--json", cache=cache, cwd=finished.home).stdout)
+    story = json.loads(data.stdout)
     assert [a["status"] for a in story["attempts"]] == ["wrong_output", "correct", "crashed", "correct"]
     assert story["spent"]["requests"] == 9
     assert story["result"] == finished.summary
 
 
 def test_diff_compares_programs_and_the_task(finished: Finished, cache: Path) -> None:
-    done = stitchcuda("runs", "diff", "last", "1", "2", cache=cache, cwd=finished.home)
+    lines = [("1", "2"), ("1", "2", "--json"), ("2", "2"), (), ("1", "99")]
+    told = in_turn(*[("runs", "diff", "last", *line) for line in lines], cache=cache, cwd=finished.home)
+    done, data, same, against_task, missing = told
     assert done.returncode == 1
     assert "-        return torch.relu_(x * self.scale).mul_(17.0).add_(x)" in done.stdout
-    data = stitchcuda("runs", "diff", "last", "1", "2", "--json", cache=cache, cwd=finished.home)
     assert "program.py" in json.loads(data.stdout)["files"]
-    same = stitchcuda("runs", "diff", "last", "2", "2", cache=cache, cwd=finished.home)
     assert (same.returncode, same.stdout) == (0, "")
-    against_task = stitchcuda("runs", "diff", "last", cache=cache, cwd=finished.home)
     assert "-class Model(nn.Module):" in against_task.stdout
-    missing = stitchcuda("runs", "diff", "last", "1", "99", cache=cache, cwd=finished.home)
     assert missing.returncode == 2
     assert "001, 002, 003, 004" in missing.stderr
 
 
 def test_export_writes_one_file_or_a_package(finished: Finished, cache: Path, tmp_path: Path) -> None:
     single = tmp_path / "fast.py"
-    done = stitchcuda("runs", "export", "last", single, "--out", finished.home / "runs", cache=cache, cwd=tmp_path)
+    export = ("runs", "export", "last")
+    from_there = ("--out", finished.home / "runs")
+    lines = [
+        (*export, single, *from_there),
+        (*export, single, *from_there),
+        (*export, "fastnet", "--package", "--program", "2", *from_there),
+    ]
+    done, again, package = in_turn(*lines, cache=cache, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "class ModelNew" in single.read_text()
-    again = stitchcuda("runs", "export", "last", single, "--out", finished.home / "runs", cache=cache, cwd=tmp_path)
     assert again.returncode == 2
     assert "--force" in again.stderr
-    package = ("runs", "export", "last", "fastnet", "--package", "--program", "2", "--out", finished.home / "runs")
-    done = stitchcuda(*package, cache=cache, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    assert package.returncode == 0, package.stderr
     code = "import torch; from fastnet import ModelNew; print(ModelNew(4)(torch.ones(2, 4)).sum().item())"
     used = subprocess.run(
         [sys.executable, "-c", code],
@@ -97,7 +99,7 @@ def test_the_best_program_is_one_that_was_written(finished: Finished) -> None:
 
 
 def test_unknown_runs_are_named(cache: Path, tmp_path: Path) -> None:
-    for arguments in (("show", "nothing"), ("resume", "nothing"), ("list",)):
-        done = stitchcuda("runs", *arguments, cache=cache, cwd=tmp_path)
+    lines = ("runs", "show", "nothing"), ("runs", "resume", "nothing"), ("runs", "list")
+    for done in in_turn(*lines, cache=cache, cwd=tmp_path):
         assert done.returncode == 2
         assert "Traceback" not in done.stderr

@@ -123,6 +123,43 @@ def stitchcuda(
     )
 
 
+IN_TURN = """
+import contextlib, io, json, sys
+from stitchcuda.cli.main import main
+
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["stitchcuda", *arguments]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+def in_turn(
+    *lines: tuple[str | Path, ...], cache: Path, cwd: Path, **more: str
+) -> list[subprocess.CompletedProcess[str]]:
+    """Run several command lines one after the other in one process, which saves what starting one takes."""
+    told = json.dumps([[str(argument) for argument in line] for line in lines])
+    done = subprocess.run(
+        [sys.executable, "-c", IN_TURN, told],
+        cwd=cwd,
+        env=environment(cache, **more),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+        stdin=subprocess.DEVNULL,
+    )
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    return [
+        subprocess.CompletedProcess(line, code, out, err) for line, (code, out, err) in zip(lines, results, strict=True)
+    ]
+
+
 def the_run(cwd: Path) -> Path:
     """The one run in a folder's ``runs``."""
     (found,) = (cwd / "runs").iterdir()

@@ -46,14 +46,24 @@ def register_verbs() -> None:
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Leave in order, so that every process that a verb started is ended on the way out."""
-    sys.exit(128 + number)
+    sys.exit(128 + signal.SIGTERM)
+
+
+def _not_raised(problem: sys.UnraisableHookArgs) -> None:
+    """Leave a moment later where the signal came in a place that no exception leaves, such as a finalizer."""
+    if problem.exc_type is SystemExit:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+    else:
+        sys.__unraisablehook__(problem)
 
 
 def main() -> None:
     """Entry point: user-facing errors become one sentence on stderr and the contract's exit code."""
     from stitchcuda.errors import StitchError
 
-    signal.signal(signal.SIGTERM, _end)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, _end)
+    sys.unraisablehook = _not_raised
     register_verbs()
     try:
         app()
