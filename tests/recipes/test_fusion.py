@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.recipes.support import assert_accurate, make_task, model_source, written
+from tests.recipes.support import assert_accurate, loaded, make_task, model_source, twins, written
 
 FUSION = ("pointwise", "row_reduction", "epilogue", "concat", "pool_first")
 
@@ -157,6 +157,22 @@ def test_sixteen_bit_types_are_computed_in_single_precision(cache: Path, precisi
     assert_accurate(task, written(task, FUSION), cache, factor=1.1, floor=0.0)
 
 
+def test_casts_to_sixteen_bits_and_back_round(cache: Path) -> None:
+    forward = """
+    x = (a * 3).half()
+    y = (x * b.half()).float() - 1
+    return (a * 300).bfloat16().float() * 2 + b, x + 1, y * 2, (x * 100).int() + 1
+    """
+    task = make_task(model_source(forward, [(20, 48), (20, 48)]))
+    program = written(task, FUSION)
+    assert program.manifest is not None
+    with loaded(program, task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        inputs = reference.inputs(seed=3)
+        for mine, eager in zip(new(*inputs), model(*inputs), strict=True):
+            torch.testing.assert_close(mine, eager)
+
+
 def test_a_lone_operator_is_left_to_eager() -> None:
     for forward in ("return a.relu()", "return a.softmax(-1)", "return (a @ b).tanh()"):
         assert written(make_task(model_source(forward, [(8, 8), (8, 8)])), FUSION).manifest is None
@@ -207,8 +223,6 @@ def random_forward(generator: random.Random) -> str:
 
 
 def test_memory_of_inputs_and_earlier_results_is_never_overwritten(cache: Path) -> None:
-    from tests.recipes.support import loaded, twins
-
     forward = "x = self.layer(a)\ny = F.gelu(x) * 2 + a\nreturn y, x"
     task = make_task(model_source(forward, [(9, 16)], "self.layer = nn.Linear(16, 16)"))
     with loaded(written(task, FUSION), task, cache) as module, torch.no_grad():

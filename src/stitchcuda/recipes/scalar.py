@@ -44,6 +44,9 @@ STORAGE: dict[torch.dtype, str] = {
 }
 """The C++ type that memory holds for each element type."""
 
+NARROW = (torch.float16, torch.bfloat16)
+"""Element types that are computed in float."""
+
 Reduction = Literal["sum", "max", "min"]
 
 
@@ -192,7 +195,7 @@ class Expressions:
             text, weight = UNARY[name]
             return apply(text, ctype, self.operand(args[0], ctype), weight=weight)
         if name in CASTS:
-            return self.operand(args[0], ctype)
+            return self._cast(args[0], out.dtype)
         if name == "copy_":
             return self.operand(args[1], ctype)
         if name in BINARY:
@@ -206,6 +209,21 @@ class Expressions:
             return apply(f"({{0}} {LOGICAL[name]} {{1}})", "bool", left, right)
         special: Callable[[fx.Node, str], Value] = getattr(self, f"_{name}")
         return special(node, ctype)
+
+    def _cast(self, argument: Any, dtype: torch.dtype) -> Value:
+        """A cast that the program asks for rounds, though 16-bit values are otherwise computed in float."""
+        before = tensor(argument)
+        if before is None:
+            return self.operand(argument, CTYPES[dtype])
+        value = self.operand(argument, CTYPES[before.dtype])
+        if before.dtype == dtype:
+            return value
+        narrow = [kind for kind in (before.dtype, dtype) if kind in NARROW]
+        if value.source is not None and narrow == [before.dtype]:
+            narrow = []  # as it lies in memory
+        for kind in narrow:
+            value = apply(f"own::load(own::store<{STORAGE[kind]}>({{0}}))", "float", cast(value, "float"), weight=3)
+        return cast(value, CTYPES[dtype])
 
     def _scaled(self, node: fx.Node, ctype: str, position: int) -> Value:
         """The operand that ``alpha`` multiplies."""
