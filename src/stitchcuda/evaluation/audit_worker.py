@@ -1,9 +1,8 @@
 """The trusted process that audits Tasks, one after the other: ``python -m stitchcuda.evaluation.audit_worker FD``.
 
-Reads one JSON request a line from stdin (``task``, ``seconds``, ``exact``, ``tolerance``, ``memory_limit``) and writes
-one JSON answer a line to the file descriptor FD; what the Tasks' sources print goes elsewhere. Started by
-``task.audit`` under its limits; it ends itself after a CUDA error, which leaves the context unusable. No Program ever
-runs here.
+Reads one JSON request a line from stdin (``task``, ``seconds``, ``exact``, ``tolerance``) and writes one JSON answer a
+line to the file descriptor FD; what the Tasks' sources print goes elsewhere. Started by ``task.audit`` under its limits;
+it ends itself after a CUDA error, which leaves the context unusable. No Program ever runs here.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def _free(kind: str) -> None:
 
 def _audit(task: Any, request: dict[str, Any]) -> dict[str, Any]:
     kind = task.target.kind
-    facts = probe.look(task, request["memory_limit"])
+    facts = probe.look(task, 0)
     if "error" in facts:
         return {"problem": facts["error"]}
     expectation = Expectation(task, facts["training"], facts["stochastic"], facts["seedable"])

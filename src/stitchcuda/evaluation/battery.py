@@ -8,9 +8,13 @@ weights and every family of inputs: those that pass there too would pass a whole
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,6 +33,9 @@ SAMPLE_SHARE = 0.01
 """Of the largest dimension of an input: what a sampled answer reads."""
 
 SAMPLED_INPUTS = 3
+
+IN_EVALUATION = 10.0
+"""Seconds for trying them in an evaluation, once for a Task."""
 
 Answer = list[torch.Tensor]
 
@@ -184,11 +191,13 @@ def run_battery(
     case: str | None,
     *,
     seconds: float,
+    whole: bool = True,
     see: Callable[[Situation], None] = lambda situation: None,
 ) -> Found:
     """Try every trivial answer; those that time does not allow after ``seconds`` are named in ``left_out``.
 
-    ``see`` is shown the Task as written. The expectation is left in the state that it was in.
+    ``whole``: also under other weights and families; ``see`` is shown the Task as written. The expectation is left in
+    the state that it was in.
     """
     found = Found()
     if expectation.stochastic and not expectation.seedable:
@@ -217,15 +226,36 @@ def run_battery(
             del answer
         del at, others
     alive = set(found.ours)
-    for family in ("", *FAMILIES):
+    for family in ("", *FAMILIES) if whole else ():
         if not alive:
             break
         if time.monotonic() > deadline:
             found.left_out[family or "perturbed weights"] = "no time was left"
             continue
         alive &= _survivors(expectation, tolerance, variety, case, family, alive, nonce, found)
-    found.whole = [name for name in found.ours if name in alive]
+    found.whole = [name for name in found.ours if whole and name in alive]
     return found
+
+
+def passing(
+    expectation: Expectation, tolerance: dict[str, float], variety: Variety, case: str | None, cache: Path | None
+) -> list[str]:
+    """Names of the trivial answers that pass the Task as written; tried within ``IN_EVALUATION`` seconds unless the
+    file ``cache`` knows them. Empty when they could not be tried."""
+    if cache is not None:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            return [str(name) for name in json.loads(cache.read_text())["passing"]]
+    try:
+        found = run_battery(expectation, tolerance, variety, case, seconds=IN_EVALUATION, whole=False)
+    except (RuntimeError, MemoryError):
+        return []
+    if cache is not None:
+        with contextlib.suppress(OSError):
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            scratch = cache.with_name(f".{cache.name}.{os.getpid()}")
+            scratch.write_text(json.dumps({"passing": found.ours, "left_out": found.left_out}))
+            scratch.replace(cache)
+    return found.ours
 
 
 def _conditioning(at: Situation, found: Found) -> None:

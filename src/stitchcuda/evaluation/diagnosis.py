@@ -15,6 +15,7 @@ STALE = (
     "it is the answer under the weights of before: what is derived from weights belongs in prepare(), which is called "
     "again whenever they change"
 )
+CHANGED = "the weights changed before this call: what is derived from them belongs in prepare(), which was called again"
 UNSET = "it is the answer under the constructor's weights: read weights at each call, or pack them in prepare()"
 
 

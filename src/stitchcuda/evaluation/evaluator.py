@@ -117,6 +117,7 @@ class Evaluator:
                     stochastic=self.facts.stochastic,
                     seedable=self.facts.seedable,
                     tolerance=self.settings.tolerance(self.task.precision).model_dump(),
+                    battery=str(self.cache / "battery" / f"{self.task.digest}.json"),
                 )
             return client
 

@@ -47,7 +47,7 @@ PLANTED = 4
 """Elements of each input that ``plant`` changes."""
 
 SPIKES = 16
-SPIKE = 300.0
+SPIKE = 1000.0
 """Number and size (standard deviations) of the spikes in the family of that name."""
 
 

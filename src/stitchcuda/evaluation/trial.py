@@ -74,11 +74,14 @@ class Checks:
     labels: set[str] = field(default_factory=set)
     families: dict[str, str] = field(default_factory=dict)
     reference: str = ""
+    trivial: list[str] = field(default_factory=list)
+    """Trivial answers that pass the task as written."""
 
     def add(self, verdict: dict[str, Any], full: bool) -> None:
         self.calls += 1
         self.labels.update(verdict["labels"])
         self.families |= verdict.get("families", {})
+        self.trivial = verdict.get("trivial") or self.trivial
         self.reference = verdict.get("reference", self.reference)
         for raw in verdict["outputs"]:
             error = OutputError(**raw)
@@ -452,6 +455,7 @@ class Trial:
             "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
             "interleaved": self.interleaved and (self.tier == "publish" or evaluator.interleaved),
             "reference": self.checks.reference,
+            "trivial_answers": ", ".join(self.checks.trivial),
             "fixed_inputs": bool(plan.get("fixed_inputs", False)),
             "task": evaluator.task.digest,
             "program": self.program.digest,

@@ -30,6 +30,9 @@ from stitchcuda.task.model import Task
 VERSION = 1
 """Of what an entry holds and how it is found; entries of another version are audited anew."""
 
+NO_TIME = "no time was left"
+"""Why an answer or a family was not tried, as ``evaluation.battery`` says it."""
+
 Entry = dict[str, Any]
 
 
@@ -129,7 +132,6 @@ class Auditor:
             "seconds": seconds,
             "exact": True,
             "tolerance": TOLERANCES[task.precision].model_dump(),
-            "memory_limit": available_bytes(self.kind),
         }
         began = time.monotonic()
         answer = self._ask(request)
@@ -139,7 +141,7 @@ class Auditor:
             answer.setdefault("note", f"without fp64, because with it: {first}")
         if "problem" in answer:
             try:
-                interpret(task, {"error": answer["problem"]}, int(request["memory_limit"]))  # type: ignore[call-overload]
+                interpret(task, {"error": answer["problem"]}, available_bytes(self.kind))
             except TaskError as error:
                 answer = {"error": str(error)}
         head = {
@@ -244,9 +246,9 @@ def page(document: dict[str, Any]) -> str:
     lines += [
         "A trivial answer computes nothing or far too little: zeros, one constant, an input passed through, the answer "
         "to other inputs or other weights, the model on inputs and weights rounded to bf16, the model on the first "
-        "hundredth of its inputs repeated. *passes* is judged as programs are, on the task's own inputs and constructor "
-        "weights; *whole* also under perturbed weights and every family of inputs; *1e-4* and *1e-2* by `allclose` "
-        "against eager with that absolute and relative tolerance.",
+        "hundredth of its inputs repeated. *passes* is judged as programs are, on the task's own inputs and constructor"
+        " weights; *whole* also under perturbed weights and every family of inputs (?: as far as time allowed); *1e-4* "
+        "and *1e-2* by `allclose` against eager with that absolute and relative tolerance.",
         "",
     ]
     lines += [*_counts(done), ""]
@@ -288,8 +290,10 @@ def _counts(done: Sequence[Entry]) -> list[str]:
 def _cells(entry: Entry) -> Iterator[str]:
     battery = entry["battery"]
     yield f"{entry['task']}" + (f" ({entry['precision']})" if entry["precision"] != "fp32" else "")
-    for names in (battery["ours"], battery["whole"], *(battery["kernelbench"][k] for k in ("1e-4", "1e-2"))):
-        yield ", ".join(names)
+    late = any(reason == NO_TIME for name, reason in battery["left_out"].items() if name not in battery["tried"])
+    yield ", ".join(battery["ours"])
+    yield ", ".join(battery["whole"]) + (" ?" if battery["whole"] and late else "")
+    yield from (", ".join(battery["kernelbench"][tolerance]) for tolerance in ("1e-4", "1e-2"))
     yield ", ".join(labels(entry))
     yield "; ".join(_output(o) for o in entry["outputs"][:2])
     yield "; ".join(entry["dead_work"]).replace("|", "/")
@@ -306,5 +310,8 @@ def _output(told: dict[str, Any]) -> str:
 
 
 def _left_out(entry: Entry) -> list[str]:
-    found = [f"{name}: {reason}" for name, reason in entry["battery"]["left_out"].items()]
+    groups: dict[str, list[str]] = {}
+    for name, reason in entry["battery"]["left_out"].items():
+        groups.setdefault(reason, []).append(name)
+    found = [f"{', '.join(names)}: {reason}" for reason, names in groups.items()]
     return found + ([str(entry["note"])] if entry.get("note") else [])

@@ -40,7 +40,8 @@ def main() -> None:
 
 
 def look(task: Any, memory_limit: int) -> dict[str, Any]:
-    """Facts of the task, or ``{"error": {...}}``, whatever its source raises."""
+    """Facts of the task, or ``{"error": {...}}``, whatever its source raises. A ``memory_limit`` of 0 asks for no
+    estimate of what it needs."""
     stage = ["running the source"]
     try:
         return run(task, memory_limit, stage)
@@ -53,9 +54,9 @@ def look(task: Any, memory_limit: int) -> dict[str, Any]:
 def run(task: Any, memory_limit: int, stage: list[str]) -> dict[str, Any]:
     """Facts of the task; ``stage`` says what was going on when it raised."""
     reference = Reference(task)
-    needed = estimate_bytes(reference)
+    needed = estimate_bytes(reference) if memory_limit else 0
     result: dict[str, Any] = {"needed_bytes": needed}
-    if needed > memory_limit:
+    if memory_limit and needed > memory_limit:
         return {"error": {"kind": "memory", "needed": needed, "available": memory_limit}}
     stage[0] = "constructing Model"
     model = reference.model(0, on_device=True)
