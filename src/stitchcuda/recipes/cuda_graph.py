@@ -11,7 +11,7 @@ from stitchcuda.recipes.normalise import VIEWS, op_name, tensor
 from stitchcuda.recipes.planner import GRAPH_NODE_SECONDS
 
 if TYPE_CHECKING:
-    from stitchcuda.recipes.assemble import Printed
+    from stitchcuda.recipes.printer import Printed
 
 SYNCHRONISES = {
     "nonzero", "item", "_local_scalar_dense", "masked_select", "unique", "unique_dim", "_unique2", "index",
@@ -112,7 +112,7 @@ def _size(node: object) -> int:
 
 def flat_inputs(rewriter: Rewriter) -> bool:
     """Each tensor is an argument of forward by itself."""
-    from stitchcuda.recipes.assemble import slot_paths
+    from stitchcuda.recipes.printer import slot_paths
 
     captured = rewriter.captured
     paths = slot_paths(captured.in_spec, captured.parameters)
