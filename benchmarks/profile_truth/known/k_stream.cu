@@ -1,5 +1,5 @@
 // Reads and writes 256 MiB each once, four floats a thread: nothing but device memory can bind.
-#include <cuda_runtime.h>
+#include "truth.h"
 
 static const size_t COUNT = size_t(1) << 26;
 static float *source, *target;
@@ -10,10 +10,8 @@ static __global__ void k_stream_copy(const float4* __restrict__ in, float4* __re
 }
 
 extern "C" int truth_prepare(void) {
-    cudaMalloc(&source, COUNT * sizeof(float));
-    cudaMalloc(&target, COUNT * sizeof(float));
-    cudaMemset(source, 0, COUNT * sizeof(float));
-    return cudaDeviceSynchronize();
+    int status = fill_zero((void**)&source, COUNT * sizeof(float));
+    return status ? status : fill_zero((void**)&target, COUNT * sizeof(float));
 }
 
 extern "C" int truth_run(void) {
