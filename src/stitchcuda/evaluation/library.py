@@ -30,7 +30,7 @@ from stitchcuda.evaluation.build_tools import Toolchain
 from stitchcuda.evaluation.integrity import binary, sass
 from stitchcuda.evaluation.integrity.elf import ElfError
 from stitchcuda.evaluation.integrity.rules import Hit, findings
-from stitchcuda.evaluation.integrity.static_native import native_macros, numeric_options
+from stitchcuda.evaluation.integrity.static_native import native_macros, numeric_options, outside_files
 from stitchcuda.evaluation.jail import Jail, jail
 from stitchcuda.evaluation.jail_entry import SETUP_FAILED
 from stitchcuda.evaluation.model import Finding
@@ -115,7 +115,7 @@ def make_library(
     Raises CompileError for what its author must change, InfrastructureError when a tool dies, OSError.
     """
     native = _native(program)
-    _refuse_numeric_options(native, precision)
+    _refuse_sources(native, precision)
     work = Path(tempfile.mkdtemp(prefix=f"{key[:12]}-", dir=cache / "scratch")).resolve()
     try:
         for path, text in native.items():
@@ -137,12 +137,20 @@ def _native(program: Program) -> dict[str, str]:
     return {path: text for path, text in program.files.items() if not path.endswith((".py", ".md", ".txt"))}
 
 
-def _refuse_numeric_options(native: dict[str, str], precision: Precision) -> None:
-    """Sources of the fp32 class may not switch inexact arithmetic on from inside, as the command line does not."""
-    if precision != "fp32":
-        return
+def _refuse_sources(native: dict[str, str], precision: Precision) -> None:
+    """Refuse sources that lead out of the Program's folder, and sources of the fp32 class that switch inexact
+    arithmetic on from inside, as the command line does not."""
     texts = {path: text for path, text in native.items() if is_native(path)}
     macros = native_macros(texts.values())
+    outside = [hit for path, text in texts.items() for hit in outside_files(path, text, macros)]
+    if outside:
+        raise CompileError(
+            f"{outside[0].path}:{outside[0].line}: {outside[0].what} leads out of the program's folder; include its "
+            "own files or system headers only",
+            tuple(findings(outside, "build")),
+        )
+    if precision != "fp32":
+        return
     hits = [hit for path, text in texts.items() for hit in numeric_options(path, text, macros)]
     if hits:
         raise CompileError(

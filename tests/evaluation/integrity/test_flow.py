@@ -48,6 +48,9 @@ def test_a_cache_under_an_address_or_contents_is_flagged(body: str) -> None:
         "try:\n    y = g(x)\nfinally:\n    self.busy = False\nreturn y",
         "try:\n    y = g(x)\nexcept RuntimeError as error:\n    raise ValueError('shape') from error\nreturn y",
         "y = torch.empty_like(x)\ng(x, y)\nreturn y",
+        "y = torch.empty_like(x)\ng(x, y)\ny += x\nreturn y",
+        "y = torch.empty_like(x)\ny[:3] = x[:3]\ny.add_(x)\nreturn y",
+        "y = torch.empty_like(x)\ny.copy_(x)\nreturn y * 2",
     ],
 )
 def test_workspaces_temporaries_and_checks_are_not(body: str) -> None:
@@ -70,6 +73,9 @@ def test_workspaces_temporaries_and_checks_are_not(body: str) -> None:
         ("return x", "input_passthrough"),
         ("x.mul_(2)\nreturn g(x)", "mutates_input"),
         ("x[0] = 0\nreturn g(x)", "mutates_input"),
+        ("self.layer.weight.data.mul_(2)\nreturn g(x)", "mutates_weights"),
+        ("y = torch.empty_like(x)\ny += x\nreturn y", "reads_unwritten"),
+        ("y = torch.empty(9)[:3].view_as(x)\nreturn y.add_(x) * y", "reads_unwritten"),
         ("self.out = torch.empty_like(x)\ng(x, self.out)\nreturn self.out", "reused_output"),
         ("s = torch.cuda.Stream()\nwith torch.cuda.stream(s): y = g(x)\nreturn y", "side_stream"),
         (

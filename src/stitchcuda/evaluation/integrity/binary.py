@@ -34,6 +34,9 @@ _JOINS = re.compile(
 )
 _INITIALISERS = re.compile(r"_GLOBAL__(sub_)?I_|_ZL\d+__sti____cudaRegisterAll|__sti____cudaRegisterAll|frame_dummy")
 _STUB = re.compile(r"(\d+)__device_stub_(?=_)")
+_WRITERS = frozenset({"write", "pwrite", "pwrite64", "writev", "send", "sendmsg"})
+_PROBES = frozenset({"fcntl", "fcntl64", "dup", "poll", "readlink", "opendir", "fstat"})
+_OPENERS = frozenset({"open", "open64", "openat", "creat", "pipe", "pipe2", "memfd_create", "socket", "mkstemp"})
 _SIMPLE = re.compile(r"_ZL?(\d+)(.+)")
 _LIBRARIES = re.compile(
     r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|libdl|librt|ld-linux[\w-]*|libgomp(-\w+)?|libomp|libcuda|libcudart"
@@ -120,6 +123,8 @@ class _Object:
         streams = sorted(name for name in imports if _STREAMS.fullmatch(name))
         if streams and not any(_JOINS.fullmatch(name) for name in imports):
             yield self.hit("side_stream", f"needs {streams[0]} and nothing that waits")
+        if imports & _WRITERS and imports & _PROBES and not imports & _OPENERS:
+            yield self.hit("writes_descriptors", f"needs {min(imports & _WRITERS)} and nothing that opens")
         for symbol in self.file.symbols:
             yield from self._definition(symbol)
         for index, section in enumerate(self.file.sections):

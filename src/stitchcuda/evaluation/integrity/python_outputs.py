@@ -44,6 +44,8 @@ def output_hits(view: View, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[
         yield from _library(view, function)
         yield from _exits(view, function)
         yield from _discarded(view, function, outputs)
+        yield from _weights(view, function)
+        yield from _unwritten(view, function)
     for forward in view.forwards():
         yield from _inputs(view, forward)
         yield from _returns(view, forward)
@@ -178,6 +180,59 @@ def _inputs(view: View, forward: Function) -> Iterator[Hit]:
         line = getattr(node, "lineno", 0)
         if name is not None and name in given and rebound.get(name, line) >= line:
             yield view.hit("mutates_input", node)
+
+
+def _weights(view: View, function: Function) -> Iterator[Hit]:
+    """``self.layer.weight.mul_(2)``."""
+    for node in walk(function):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and _in_place(node.func.attr):
+            owner = node.func.value
+            while isinstance(owner, ast.Attribute) and owner.attr == "data":
+                owner = owner.value
+            if isinstance(owner, ast.Attribute) and owner.attr in ("weight", "bias"):
+                yield view.hit("mutates_weights", node)
+
+
+def _unwritten(view: View, function: Function) -> Iterator[Hit]:
+    """Fresh, unwritten tensors whose first use reads them: ``y = torch.empty_like(x); y += x``."""
+    for made in walk(function):
+        if not (isinstance(made, ast.Assign) and len(made.targets) == 1 and isinstance(made.targets[0], ast.Name)):
+            continue
+        name, source = made.targets[0].id, made.value
+        while isinstance(source, ast.Subscript) or (called_name(source) in _VIEWS | {"view_as", "reshape"}):
+            inner = source.value if isinstance(source, ast.Subscript) else source.func.value  # type: ignore[attr-defined]
+            source = inner
+        if called_name(source) not in UNWRITTEN:
+            continue
+        uses = sorted(
+            (node.lineno, node.col_offset, reads)
+            for node in walk(function)
+            if isinstance(node, (ast.stmt, ast.expr))
+            and node.lineno > made.lineno
+            and (reads := _reads_or_writes(node, name)) is not None
+        )
+        if uses and uses[0][2]:
+            yield view.hit("reads_unwritten", made)
+
+
+def _reads_or_writes(node: ast.AST, name: str) -> bool | None:
+    """True where a node reads the data of ``name``, False where it may write it, None where it does neither."""
+    if isinstance(node, ast.AugAssign):
+        return True if is_name(node.target, name) else None
+    if isinstance(node, ast.BinOp):
+        return True if is_name(node.left, name) or is_name(node.right, name) else None
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return False if is_name(node.value, name) else None
+    if isinstance(node, ast.Call):
+        if any(is_name(argument, name) for argument in arguments(node)):
+            return False
+        if isinstance(node.func, ast.Attribute) and is_name(node.func.value, name) and _in_place(node.func.attr):
+            return node.func.attr in ("add_", "mul_", "sub_", "div_", "addcmul_", "scatter_add_", "index_add_")
+    return None
+
+
+def _in_place(method: str) -> bool:
+    return method.endswith("_") and not method.endswith("__") and method not in _HARMLESS
 
 
 def _returns(view: View, forward: Function) -> Iterator[Hit]:
@@ -320,8 +375,7 @@ def _changed(node: ast.AST) -> str | None:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name = node.func.attr
         target: ast.expr = node.func.value
-        in_place = name.endswith("_") and not name.endswith("__") and name not in _HARMLESS
-        if not in_place or not _is_view(target):
+        if not _in_place(name) or not _is_view(target):
             return None
         while isinstance(target, (ast.Attribute, ast.Call)):
             target = target.func if isinstance(target, ast.Call) else target.value

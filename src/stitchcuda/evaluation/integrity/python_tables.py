@@ -22,6 +22,7 @@ REFERENCES: dict[str, str] = by_name(
     types.CodeType types.FunctionType pickle.loads cloudpickle.loads dill.loads
     """,
     inspects_process="""
+    sys.modules.values sys.modules.items sys.modules.copy
     sys.argv sys.orig_argv os.getppid os.environb psutil inspect.getsource inspect.getsourcefile resource.getrusage
     """,
     writes_files="""

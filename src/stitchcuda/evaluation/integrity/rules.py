@@ -76,6 +76,8 @@ RULES: dict[str, Rule] = {
     "constant_output": Rule("flag", "the output does not depend on the inputs"),
     "input_passthrough": Rule("flag", "an input is returned as it came"),
     "unwritten_output": Rule("flag", "memory that nothing wrote is returned"),
+    "mutates_weights": Rule("flag", "a call changes a weight in place"),
+    "reads_unwritten": Rule("flag", "memory is read that nothing wrote"),
     "reused_output": Rule("flag", "the same buffer is given out by every call"),
     "unlaunched_kernel": Rule("flag", "a kernel is there and nothing calls it"),
     "discarded_result": Rule("flag", "a kernel's result is thrown away"),

@@ -75,6 +75,9 @@ _CONTROL = words(
     if for while switch catch return sizeof alignof decltype defined
     """
 )
+_ASKED = re.compile(
+    r"((?:#\s*(?:include(?:_next)?|embed|import)|__has_(?:include(?:_next)?|embed)\s*\())\s*(?:[<\"]([^>\"]+)[>\"]|([A-Za-z_]\w*))"
+)
 _BEFORE_CALLS = words("return else do throw case and or not co_return co_await co_yield")
 _POINTER_KEYS = frozenset({"*", "uintptr_t", "intptr_t", "CUdeviceptr"})
 
@@ -93,12 +96,19 @@ def numeric_options(path: str, text: str, macros: dict[str, Macro]) -> list[Hit]
     return [Hit("fast_math", path, line, what) for line, what in _options(source, expand(source, macros))]
 
 
+def outside_files(path: str, text: str, macros: dict[str, Macro]) -> list[Hit]:
+    """Includes, and questions whether a file is there, that lead out of the Program's folder."""
+    source = read(text)
+    return [Hit("includes_files", path, line, what) for line, what in _outside(source, source.macros | macros)]
+
+
 def native_hits(
     path: str, text: str, *, precision: Precision, macros: dict[str, Macro], first_line: int = 1
 ) -> list[Hit]:
     """Hits in one source text, whose first line is ``first_line`` of ``path``."""
     source = read(text, first_line)
-    return list(_Scan(path, source, expand(source, source.macros | macros), precision).run())
+    known = source.macros | macros
+    return list(_Scan(path, source, expand(source, known), precision, known).run())
 
 
 def _options(source: Source, tokens: list[Token]) -> Iterator[tuple[int, str]]:
@@ -113,9 +123,23 @@ def _options(source: Source, tokens: list[Token]) -> Iterator[tuple[int, str]]:
                 yield token.line, words[:100]
 
 
+def _outside(source: Source, macros: dict[str, Macro]) -> Iterator[tuple[int, str]]:
+    """Paths outside the Program's folder that directives include or ask about, also through a macro."""
+    for directive in source.directives:
+        for match in _ASKED.finditer(directive.text):
+            path = match[2] or ""
+            if match[3] and (macro := macros.get(match[3])) is not None:
+                path = "".join(token.text for token in macro.body)
+            if path.startswith("/") or ".." in path.split("/"):
+                yield directive.line, f"{match[1]} {path}"
+
+
 class _Scan:
-    def __init__(self, path: str, source: Source, tokens: list[Token], precision: Precision) -> None:
+    def __init__(
+        self, path: str, source: Source, tokens: list[Token], precision: Precision, macros: dict[str, Macro]
+    ) -> None:
         self.path, self.source, self.tokens, self.precision = path, source, tokens, precision
+        self.macros = macros
         self.words = {token.text for token in tokens if token.kind == "name"}
         self.defined = self._definitions()
         self.called = {token.text for index, token in enumerate(tokens) if self._calls(index)}
@@ -176,11 +200,10 @@ class _Scan:
         return len(self.tokens)
 
     def _directives(self) -> Iterator[Hit]:
+        for line, path in _outside(self.source, self.macros):
+            yield Hit("includes_files", self.path, line, path)
         for directive in self.source.directives:
-            match = re.match(r'#\s*(?:include(?:_next)?|embed|import)\s*[<"]([^>"]+)[>"]', directive.text)
-            if match and (match[1].startswith("/") or ".." in match[1].split("/")):
-                yield self.hit("includes_files", directive, directive.text)
-            elif re.match(r"#\s*embed\b", directive.text):
+            if re.match(r"#\s*embed\b", directive.text):
                 yield self.hit("file_access", directive, directive.text)
 
     def _string(self, token: Token) -> Iterator[Hit]:
