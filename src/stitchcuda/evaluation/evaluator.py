@@ -360,18 +360,31 @@ class Evaluator:
         patience: float | None = None,
         label: str = "check",
     ) -> None:
-        """The first calls: ``full`` of each case against fp64, then more until warm. A Program's outputs are held."""
-        cases = self.plan["cases"]
+        """The first calls: ``full`` of each case against fp64, then more until warm. A Program's outputs are held, and
+        all its full checks but the first are on families of inputs; where ``full`` asks for some of these, the others
+        follow while ``family_seconds`` last."""
+        cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
+        families = program and settings.defences
         for case in cases:
-            for index in range(max(full, self.settings.warmup_calls)):
-                hold = not session.subject.trusted and case == cases[0] and index < self.held_calls()
-                wait = (patience or self.settings.call_timeout_s) if session.calls == 0 else patience
-                judged = index < full
-                family = "next" if judged and index and not session.subject.trusted else ""
+            began = time.monotonic()
+            most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
+            for index in range(max(most, settings.warmup_calls)):
+                hold = program and case == cases[0] and index < self.held_calls()
+                wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
+                late = index >= full and time.monotonic() - began > settings.family_seconds
+                judged = index < most and not late
+                if late and index >= settings.warmup_calls:
+                    break
+                family = "next" if judged and index and families else ""
                 for _, _, verdict in self.play(
                     [session], f"{label}{index}", case, full=judged, hold=hold, patience=wait, family=family
                 ):
                     check(verdict, judged)
+                    judged = judged and (not family or bool(verdict.get("family")))
+                if index == 0:
+                    began = time.monotonic()
+                if family and not judged:
+                    most = min(most, max(full, index))
 
     def held_calls(self) -> int:
         """How many outputs the runner keeps; fewer when they are large."""
@@ -403,7 +416,7 @@ class Evaluator:
         began = time.monotonic()
         cases = self.plan["cases"]
         programs = any(not session.subject.trusted for session in sessions)
-        turn = random.randint(1, max(1, plan.least * len(cases) - 1)) if programs else -1
+        turn = random.randint(1, max(1, plan.least * len(cases) - 1)) if programs and self.settings.defences else -1
         for index in range(plan.calls * len(cases)):
             if index >= plan.least * len(cases) and time.monotonic() - began > plan.seconds:
                 break
@@ -412,7 +425,8 @@ class Evaluator:
             case = cases[index % len(cases)]
             if index == turn:
                 self.reweigh(f"{label}reweighed", check)
-            family = random.choice(RELATED) if random.random() < RELATED_SHARE else ""
+            related = programs and self.settings.defences and random.random() < RELATED_SHARE
+            family = random.choice(RELATED) if related else ""
             for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:

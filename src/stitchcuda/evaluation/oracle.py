@@ -313,7 +313,7 @@ class Oracle:
         changed = self._changed_inputs(session, this) if m["inputs"] else []
         families = self.variety.told(this.case, this.family)
         told = {"missing_state": missing, "changed_inputs": changed, "families": families}
-        told["trivial"] = self.trivial or []
+        told |= {"trivial": self.trivial or [], "family": this.family}
         return {"layer": "numerics"} | verdict | told
 
     def _changed_inputs(self, session: Session, this: Round) -> list[str]:

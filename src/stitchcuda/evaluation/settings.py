@@ -34,7 +34,16 @@ class EvaluationSettings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     correctness_seeds: int = Field(
-        default=3, ge=1, description="input seeds checked against the fp64 reference, per case"
+        default=3,
+        ge=1,
+        description="inputs checked against the fp64 reference, per case: the first of the task's own distribution, "
+        "the others of families that it does not cover",
+    )
+    family_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        description="screen: families of inputs beyond those that the seeds cover are checked for so long, per case, "
+        "seconds; publish checks all of them",
     )
     warmup_calls: int = Field(default=3, ge=1, description="untimed calls with fresh inputs before the clock counts")
     held_outputs: int = Field(
