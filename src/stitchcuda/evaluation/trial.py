@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stitchcuda import __version__
 from stitchcuda.evaluation import bounds
-from stitchcuda.evaluation.build import build
+from stitchcuda.evaluation.build import Build, build
 from stitchcuda.evaluation.integrity.census import take_census
 from stitchcuda.evaluation.integrity.inspect import inspect_program
 from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, Layer, OutputError, Status, Tier, Timing
@@ -117,6 +117,7 @@ class Trial:
         self.lock = threading.Lock()
         self.nonce = secrets.token_hex(16)
         self.trace: Trace | None = None
+        self.built: Build | None = None
         self.log = ""
         self.seeded = False
 
@@ -183,6 +184,7 @@ class Trial:
         )
         self.seconds["build"] = built.seconds
         self.log = built.log
+        self.built = built
         read = inspect_program(self.program, evaluator.task.target, evaluator.task.precision)
         found = [*(read if self.settings.static_rules else []), *built.findings]
         self.findings += found
@@ -452,6 +454,7 @@ class Trial:
             "stitchcuda": __version__,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "confinement": confinement,
+            "build_confinement": self.built.confinement if self.built is not None else "",
             "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
             "interleaved": self.interleaved and (self.tier == "publish" or evaluator.interleaved),
             "reference": self.checks.reference,

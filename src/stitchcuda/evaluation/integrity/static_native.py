@@ -131,7 +131,7 @@ def _outside(source: Source, macros: dict[str, Macro]) -> Iterator[tuple[int, st
             if match[3] and (macro := macros.get(match[3])) is not None:
                 path = "".join(token.text for token in macro.body)
             if path.startswith("/") or ".." in path.split("/"):
-                yield directive.line, f"{match[1]} {path}"
+                yield directive.line, f"{match[1].rstrip('( ')} {path}"
 
 
 class _Scan:
