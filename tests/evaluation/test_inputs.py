@@ -162,3 +162,18 @@ def test_ties_that_rounding_decides_may_fall_otherwise(judge: Judge) -> None:
     plain = make_task(task_source("x.argmax(-1)", "torch.rand(32, 512)"))
     wrong = program("i = x.argmax(-1)\ni[3] = (i[3] + 1) % 512\nreturn i")
     assert judge(plain, wrong).status == "wrong_output"
+
+
+def test_a_program_must_leave_its_weights_as_they_are(judge: Judge) -> None:
+    init = "self.a = nn.Linear(64, 32, bias=False); self.b = nn.Linear(32, 16)"
+    task = make_task(task_source("self.b(self.a(x))", "torch.rand(16, 64)", init))
+    drifting = program("self.a.weight.mul_(2)\nself.b.weight.mul_(0.5)\nreturn self.b(self.a(x))", init)
+    evaluation = judge(task, drifting)
+    assert evaluation.status == "dishonest", evaluation.message
+    assert ("weight_mutation", "state") in [(finding.rule, finding.layer) for finding in evaluation.findings]
+    folding = program("return F.linear(x, self.a.weight, self.b.bias)", init)
+    folding += (
+        "    def prepare(self):\n"
+        "        self.a.weight.data = (self.b.weight.double() @ self.a.weight.double()).float()\n"
+    )
+    assert judge(task, folding).status == "correct"

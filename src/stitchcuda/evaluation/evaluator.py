@@ -298,7 +298,7 @@ class Evaluator:
         filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
         for session in random.sample(sessions, len(sessions)):
-            state = full and bool(self.plan["watch"]) and not session.subject.trusted
+            state = full and not session.subject.trusted
             again = self._again(session, timed)
             try:
                 sample = session.call(

@@ -190,6 +190,18 @@ class Runner:
         state = self.named()
         self.watch = [(name, state[name]) for name in self.setup["watch"] if name in state]
         self.saved = [tensor.detach().clone() for _, tensor in self.watch]
+        self.sums: dict[str, str] = {}
+
+    def moved_parameters(self) -> list[str]:
+        """Parameters that are not what they were the last time; what a call is known to change is put back anyway."""
+        assert self.model is not None
+        known = {name for name, _ in self.watch}
+        parameters = {name: p for name, p in self.model.named_parameters() if name not in known}
+        totals = [p.detach().sum(dtype=self.torch.float64).to(self.config["kind"]) for p in parameters.values()]
+        values = self.torch.stack(totals).tolist() if totals else []
+        now = {name: repr(value) for name, value in zip(parameters, values, strict=True)}
+        before, self.sums = self.sums, now
+        return sorted(name for name, total in now.items() if before.get(name, total) != total)
 
     def state(self) -> None:
         """Copy the oracle's state in place, once every required name and shape is known to fit."""
@@ -352,6 +364,8 @@ class Runner:
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
         taken = {tensor.untyped_storage().data_ptr() for _, tensor in self.given}
         description["aliases_input"] = bool(self.addresses(outputs) & taken)
+        if with_state and self.config["subject"] != "reference":
+            description["moved_parameters"] = self.moved_parameters()[:8]
         self.sync()
         self.report(description)
 

@@ -70,6 +70,8 @@ class Session:
         self.missing_state: set[str] = set()
         self.calls = 0
         self.loaded = False
+        self.moved: set[str] = set()
+        """Parameters that calls have changed and the reference does not, as the runner says."""
         self.attached = False
         self.aborted = False
         self.begun = Planes.level, Planes.ipc
@@ -257,7 +259,10 @@ class Session:
         self.held += hold
         self.calls += 1
         if not timed and not self.subject.trusted:
-            self.aliases = self.aliases or bool(self.live.report().get("aliases_input"))
+            report = self.live.report()
+            self.aliases = self.aliases or bool(report.get("aliases_input"))
+            moved = report.get("moved_parameters")
+            self.moved.update(map(str, moved[:8]) if isinstance(moved, list) else ())
         return sample
 
     def _exchange(

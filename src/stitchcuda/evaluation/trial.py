@@ -241,6 +241,10 @@ class Trial:
         if session.aliases:
             evidence = "an output lies in the memory of an input"
             self.note(Finding(rule="output_aliases_input", severity="flag", evidence=evidence, layer="memory"))
+        if session.moved:
+            names = ", ".join(sorted(session.moved)[:5])
+            evidence = f"a call changes the parameter {names}, which the reference leaves as it was"
+            self.refuse(Failure("dishonest", evidence, rule="weight_mutation", layer="state"))
         try:
             session.check_held()
         except Failure as failure:
