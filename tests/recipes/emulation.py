@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+import torch
 
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.bindings import render
 from stitchcuda.program.files import write_program
 from stitchcuda.program.model import Program
+from stitchcuda.recipes.write import write_program as written_by_recipes
 from stitchcuda.task.model import Target, Task
+from tests.recipes.support import leaves
 
 EMULATOR = Path(__file__).parent / "emulator"
 ARCHITECTURES = ("80", "90a", "120a")
@@ -107,3 +112,72 @@ def compiles(source: str, folder: Path, architectures: Sequence[str] = ARCHITECT
         assert done.returncode == 0, done.stderr[-2000:]
         reports[arch] = done.stderr
     return reports
+
+
+SIXTEEN_BIT = """
+#define INFINITY __builtin_inff()
+struct narrow_bfloat16 { uint16_t raw; };
+struct narrow_float16 { uint16_t raw; };
+inline float from_bfloat16(narrow_bfloat16) { return 0; }
+inline float from_float16(narrow_float16) { return 0; }
+inline narrow_bfloat16 to_bfloat16(float) { return {}; }
+inline narrow_float16 to_float16(float) { return {}; }
+"""
+NARROW = {
+    "#include <cuda_bf16.h>": "#include <cuda_runtime.h>",
+    "#include <cuda_fp16.h>": SIXTEEN_BIT,
+    "__bfloat162float": "from_bfloat16",
+    "__half2float": "from_float16",
+    "__float2bfloat16": "to_bfloat16",
+    "__float2half": "to_float16",
+    "__nv_bfloat16": "narrow_bfloat16",
+    "__half": "narrow_float16",
+}
+"""The toolkit's 16-bit types, which these tests do not use, under names that the emulator does not have."""
+
+
+def plain_cpp(source: str) -> str:
+    """CUDA C++ as the emulator takes it: launches as calls, stand-ins for the toolkit's 16-bit types."""
+
+    def call(found: re.Match[str]) -> str:
+        kernel, blocks, threads, names = found.groups()
+        addresses = ", ".join(f"(void*)&{name.strip()}" for name in names.split(","))
+        return f"void* list[] = {{{addresses}}}; cudaLaunchKernel({kernel}, {blocks}, {threads}, list, 0, nullptr);"
+
+    text = re.sub(r"(\w+)<<<(\d+), (\d+), 0, [^>]*>\(stream\)>>>\(([^)]*)\);", call, source)
+    for toolkit, stand_in in NARROW.items():
+        text = text.replace(toolkit, stand_in)
+    return text
+
+
+def emulated(
+    task: Task,
+    recipes: Sequence[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    multiprocessors: int = 132,
+    calls: int = 1,
+) -> Program:
+    """The recipes' program for cuda, after its kernels gave on the CPU what the reference gives, weights moved."""
+    program = written_by_recipes(task, gpu(multiprocessors), recipes)
+    assert program.manifest is not None
+    files = {path: plain_cpp(text) if path.endswith(".cu") else text for path, text in program.files.items()}
+    module = load_emulated(program.model_copy(update={"files": files}), folder, monkeypatch)
+    torch.manual_seed(1)
+    new = module.ModelNew()
+    with torch.no_grad():
+        for value in new.parameters():
+            value.add_(0.1 * torch.randn_like(value))
+    scope: dict[str, Any] = {}
+    exec(task.source, scope)
+    reference = scope["Model"]()
+    reference.load_state_dict(new.state_dict())
+    reference.train(new.training)
+    for _ in range(calls):
+        inputs = scope["get_inputs"]()
+        with torch.no_grad():
+            got, expected = leaves(new(*inputs)), leaves(reference(*inputs))
+        for mine, eager in zip(got, expected, strict=True):
+            torch.testing.assert_close(mine, eager, rtol=2e-5, atol=2e-5)
+    return program

@@ -3,53 +3,16 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
-import torch
 
 from stitchcuda.program.model import Program
-from stitchcuda.recipes.write import write_program
-from tests.recipes.emulation import gpu, load_emulated
-from tests.recipes.support import leaves, make_task, model_source
+from tests.recipes.emulation import emulated
+from tests.recipes.support import make_task, model_source
 from tests.recipes.test_fusion import random_forward
 
 FUSION = ("pointwise", "row_reduction", "epilogue", "concat", "pool_first", "batch_norm_folding")
-SIXTEEN_BIT = """
-#define INFINITY __builtin_inff()
-struct narrow_bfloat16 { uint16_t raw; };
-struct narrow_float16 { uint16_t raw; };
-inline float from_bfloat16(narrow_bfloat16) { return 0; }
-inline float from_float16(narrow_float16) { return 0; }
-inline narrow_bfloat16 to_bfloat16(float) { return {}; }
-inline narrow_float16 to_float16(float) { return {}; }
-"""
-NARROW = {
-    "#include <cuda_bf16.h>": "#include <cuda_runtime.h>",
-    "#include <cuda_fp16.h>": SIXTEEN_BIT,
-    "__bfloat162float": "from_bfloat16",
-    "__half2float": "from_float16",
-    "__float2bfloat16": "to_bfloat16",
-    "__float2half": "to_float16",
-    "__nv_bfloat16": "narrow_bfloat16",
-    "__half": "narrow_float16",
-}
-"""The toolkit's 16-bit types, which these tests do not use, under names that the emulator does not have."""
-
-
-def plain_cpp(source: str) -> str:
-    """CUDA C++ as the emulator takes it: launches as calls, stand-ins for the toolkit's 16-bit types."""
-
-    def call(found: re.Match[str]) -> str:
-        kernel, blocks, threads, names = found.groups()
-        addresses = ", ".join(f"(void*)&{name.strip()}" for name in names.split(","))
-        return f"void* list[] = {{{addresses}}}; cudaLaunchKernel({kernel}, {blocks}, {threads}, list, 0, nullptr);"
-
-    text = re.sub(r"(\w+)<<<(\d+), (\d+), 0, [^>]*>\(stream\)>>>\(([^)]*)\);", call, source)
-    for toolkit, stand_in in NARROW.items():
-        text = text.replace(toolkit, stand_in)
-    return text
 
 
 def check(
@@ -61,32 +24,9 @@ def check(
     init: str = "pass",
     multiprocessors: int = 132,
 ) -> Program:
-    """The emulated program gives what the reference gives."""
+    """The program for cuda, whose emulated kernels give what the reference gives."""
     task = make_task(model_source(forward, shapes, init), "cuda")
-    program = write_program(task, gpu(multiprocessors), FUSION)
-    assert program.manifest is not None
-    files = {path: plain_cpp(text) if path.endswith(".cu") else text for path, text in program.files.items()}
-    module = load_emulated(program.model_copy(update={"files": files}), folder, monkeypatch)
-    torch.manual_seed(1)
-    model = module.Model()
-    new = module.ModelNew()
-    new.load_state_dict(model.state_dict())
-    scope: dict[str, object] = {}
-    exec(task.source, scope)
-    inputs = scope["get_inputs"]()  # type: ignore[operator]
-    with torch.no_grad():
-        got = leaves(new(*inputs))
-        expected = leaves(scope_model(scope, model)(*inputs))
-    for mine, eager in zip(got, expected, strict=True):
-        torch.testing.assert_close(mine, eager, rtol=2e-5, atol=2e-5)
-    return program
-
-
-def scope_model(scope: dict[str, object], model: torch.nn.Module) -> torch.nn.Module:
-    """The reference, whose forward the Program leaves out, with the same state."""
-    reference: torch.nn.Module = scope["Model"]()  # type: ignore[operator]
-    reference.load_state_dict(model.state_dict())
-    return reference
+    return emulated(task, FUSION, folder, monkeypatch, multiprocessors=multiprocessors)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -106,10 +46,11 @@ def test_vectors_with_a_value_per_channel(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(
     ("rows", "width"),
-    [(3, 5), (2100, 64), (2100, 33), (5, 640), (3, 1024), (3, 9000), (2100, 1028)],
+    [(3, 5), (21, 64), (21, 33), (5, 640), (3, 1024), (3, 9000), (21, 1028)],
     ids=["odd", "many rows", "many odd rows", "a block a row", "full packs", "large blocks", "eight items"],
 )
 def test_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, width: int) -> None:
+    monkeypatch.setattr("stitchcuda.recipes.emit_cuda.MANY_ROWS", 20)
     forward = "x = a * b\nreturn F.softmax(x, -1), F.layer_norm(x + 1, (a.shape[-1],)), x.amax(-1), x.sum(-1)"
     check(forward, [(rows, width), (width,)], tmp_path, monkeypatch)
 

@@ -13,9 +13,8 @@ from stitchcuda.recipes.base import is_launch
 from stitchcuda.recipes.normalise import VIEWS, op_name
 from stitchcuda.recipes.skinny_linear_kernel import SkinnyPlan, Walk, fitted, row_starts
 from stitchcuda.recipes.write import rewrite, write_program
-from tests.recipes.emulation import compiles, gpu, load_emulated, needs_nvcc
-from tests.recipes.support import leaves, make_task, model_source
-from tests.recipes.test_emulated_fusion import plain_cpp, scope_model
+from tests.recipes.emulation import compiles, emulated, gpu, needs_nvcc
+from tests.recipes.support import make_task, model_source
 
 RECIPES = ("skinny_linear", "small_attention", "row_reduction", "pointwise", "epilogue")
 
@@ -26,7 +25,7 @@ self.head = nn.Linear(32, 20)
 ENCODED = "return self.head(self.layer(a)[:, 0])"
 
 
-def emulated(
+def check(
     forward: str,
     shapes: list[tuple[int, ...]],
     folder: Path,
@@ -35,26 +34,9 @@ def emulated(
     init: str = "pass",
     multiprocessors: int = 132,
 ) -> Program:
-    """The program for cuda, after its kernels gave on the CPU what the reference gives, twice."""
+    """The program for cuda, whose emulated kernels give what the reference gives, twice."""
     task = make_task(model_source(forward, shapes, init), "cuda")
-    program = write_program(task, gpu(multiprocessors), RECIPES)
-    files = {path: plain_cpp(text) if path.endswith(".cu") else text for path, text in program.files.items()}
-    module = load_emulated(program.model_copy(update={"files": files}), folder, monkeypatch)
-    torch.manual_seed(1)
-    new = module.ModelNew()
-    with torch.no_grad():
-        for value in new.parameters():
-            value.add_(0.1 * torch.randn_like(value))
-    scope: dict[str, object] = {}
-    exec(task.source, scope)
-    reference = scope_model(scope, new).train(new.training)
-    for _ in range(2):
-        inputs = scope["get_inputs"]()  # type: ignore[operator]
-        with torch.no_grad():
-            got, expected = leaves(new(*inputs)), leaves(reference(*inputs))
-        for mine, eager in zip(got, expected, strict=True):
-            torch.testing.assert_close(mine, eager, rtol=2e-5, atol=2e-5)
-    return program
+    return emulated(task, RECIPES, folder, monkeypatch, multiprocessors=multiprocessors, calls=2)
 
 
 def names(program: Program) -> list[str]:
@@ -71,7 +53,7 @@ def test_linear_layers_over_few_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int, k: int, multiprocessors: int
 ) -> None:
     init = f"self.layer = nn.Linear({k}, {columns})"
-    program = emulated(
+    program = check(
         "return self.layer(a)", [(rows, k)], tmp_path, monkeypatch, init=init, multiprocessors=multiprocessors
     )
     assert "skinny_linear" in names(program)[0]
@@ -80,7 +62,7 @@ def test_linear_layers_over_few_rows(
 def test_the_activation_joins_and_rows_may_be_strided(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     init = "self.one = nn.Linear(32, 40, bias=False)\nself.two = nn.Linear(40, 12)"
     forward = "return F.gelu(self.two(F.hardswish(self.one(a.transpose(0, 1)) * 2)))"
-    program = emulated(forward, [(5, 3, 32)], tmp_path, monkeypatch, init=init)
+    program = check(forward, [(5, 3, 32)], tmp_path, monkeypatch, init=init)
     assert len(names(program)) == 2
     assert "aten.hardswish" not in program.files["program.py"]
     assert "aten.gelu" not in program.files["program.py"]
@@ -99,13 +81,13 @@ def test_a_long_k_is_split_over_blocks_and_gives_the_same_each_time() -> None:
 )
 def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], causal: bool) -> None:
     forward = f"return F.scaled_dot_product_attention(a, b * 3, c, is_causal={causal}).transpose(1, 2).flatten(2)"
-    program = emulated(forward, [shape] * 3, tmp_path, monkeypatch)
+    program = check(forward, [shape] * 3, tmp_path, monkeypatch)
     assert "small_attention" in names(program)[0]
 
 
 def test_cross_attention_with_a_scale_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     forward = "return F.scaled_dot_product_attention(a, b, b, scale=0.5)"
-    emulated(forward, [(2, 3, 5, 8), (2, 3, 40, 8)], tmp_path, monkeypatch)
+    check(forward, [(2, 3, 5, 8), (2, 3, 40, 8)], tmp_path, monkeypatch)
 
 
 def test_heads_are_read_from_the_packed_projection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +97,7 @@ def test_heads_are_read_from_the_packed_projection(tmp_path: Path, monkeypatch: 
     return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 6, 32))
     """
     init = "self.qkv = nn.Linear(32, 96)\nself.out = nn.Linear(32, 32)"
-    program = emulated(forward, [(2, 6, 32)], tmp_path, monkeypatch, init=init)
+    program = check(forward, [(2, 6, 32)], tmp_path, monkeypatch, init=init)
     assert len(names(program)) == 3
     assert "contiguous" not in program.files["program.py"].split("def forward")[-1]
 
@@ -123,7 +105,7 @@ def test_heads_are_read_from_the_packed_projection(tmp_path: Path, monkeypatch: 
 def test_an_encoder_layer_is_five_launches_and_its_last_norm_joins_the_head(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    emulated(ENCODED, [(3, 2, 32)], tmp_path, monkeypatch, init=ENCODER)
+    check(ENCODED, [(3, 2, 32)], tmp_path, monkeypatch, init=ENCODER)
     task = make_task(model_source(ENCODED, [(3, 2, 32)], ENCODER), "cuda")
     before, _ = rewrite(task, gpu(), ())
     after, _ = rewrite(task, gpu(), RECIPES)
@@ -171,7 +153,7 @@ def test_norms_and_residuals_join(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     y = self.after(x)
     return self.head(y.transpose(0, 1)), y
     """
-    program = emulated(forward, [(3, 5, 36)], tmp_path, monkeypatch, init=init)
+    program = check(forward, [(3, 5, 36)], tmp_path, monkeypatch, init=init)
     assert len(names(program)) == 3
     assert all(f"aten.{name}" not in program.files["program.py"] for name in ("add", "layer_norm", "gelu"))
 
@@ -181,7 +163,7 @@ def test_a_residual_that_is_the_norm_itself_is_not_read_while_it_is_written(
 ) -> None:
     init = "self.norm, self.layer = nn.LayerNorm(36), nn.Linear(36, 36)"
     forward = "y = self.norm(a)\nreturn y + self.layer(y), y * 2"
-    program = emulated(forward, [(5, 36)], tmp_path, monkeypatch, init=init)
+    program = check(forward, [(5, 36)], tmp_path, monkeypatch, init=init)
     assert "layer_norm" in program.files["program.py"]
 
 

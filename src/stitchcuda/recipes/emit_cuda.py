@@ -11,6 +11,8 @@ from stitchcuda.recipes.scalar import Value
 THREADS = 256
 KEEP_ELEMENTS = 48
 """Values per thread that stay in registers between passes over a row."""
+MANY_ROWS = 2048
+"""Rows from which on the device is full with one warp a row."""
 
 INITIAL = {"sum": "{T}(0)", "max": "-{T}(INFINITY)", "min": "{T}(INFINITY)"}
 FUNCTOR = {"sum": "own::Sum()", "max": "own::Max()", "min": "own::Min()"}
@@ -166,7 +168,7 @@ class _Rows(_Printer):
 
     def _shape(self) -> Shape:
         packs = -(-self.kernel.inner // self.width)
-        few_rows = self.kernel.outer_size < 2048
+        few_rows = self.kernel.outer_size < MANY_ROWS
         if packs <= (64 if few_rows else 256):
             return Shape(lanes=32, per_block=1 if few_rows else 8, items=-(-packs // 32))
         for lanes in (128, 256, 512):
