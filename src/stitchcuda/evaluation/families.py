@@ -46,6 +46,9 @@ PIECE = 1 << 26
 PLANTED = 4
 """Elements of each input that ``plant`` changes."""
 
+FEW_ROWS = 8
+"""Integers with fewer rows than this may have rows of different meaning, such as sources and targets of edges."""
+
 SPIKES = 16
 SPIKE = 1000.0
 """Number and size (standard deviations) of the spikes in the family of that name."""
@@ -180,9 +183,12 @@ def permute(tensors: Sequence[torch.Tensor], looks: Sequence[Input], seed: int) 
     if any(kind.nature == "fixed" and tensor.numel() > 1 for tensor, kind in zip(tensors, looks, strict=True)):
         return False
     orders: dict[int, torch.Tensor] = {}
+    batches = {tensor.shape[0] for tensor, kind in zip(tensors, looks, strict=True) if kind.nature == "real"}
     for tensor, kind in zip(tensors, looks, strict=True):
         dims = range(tensor.dim() - 1 if kind.nature == "rows" else tensor.dim())
         dim = next((d for d in dims if tensor.shape[d] > 1), None)
+        if kind.nature == "values" and tensor.shape[0] < FEW_ROWS and tensor.shape[0] not in batches:
+            dim = _longest(tensor)
         if dim is None or kind.zeros or kind.symmetric or kind.nature == "fixed":
             continue
         size = tensor.shape[dim]
@@ -229,14 +235,20 @@ def plant(
 
 
 def _other(tensor: torch.Tensor, place: tuple[torch.Tensor, ...], generator: torch.Generator) -> torch.Tensor:
-    """Values of the tensor that differ from those at ``place`` where that can be found in a few draws."""
-    new = tensor[place].clone()
+    """Values of the tensor that differ from those at ``place`` where that can be found in a few draws; each from the
+    same row along the longest dimension, since rows of indices may point into different tables."""
+    new, dim = tensor[place].clone(), _longest(tensor)
     for _ in range(8):
         same = new == tensor[place]
         if not bool(same.any()):
             break
-        new = torch.where(same, tensor[_places(tensor, place[0].numel(), generator)], new)
+        drawn = torch.randint(0, tensor.shape[dim], (place[0].numel(),), generator=generator).to(tensor.device)
+        new = torch.where(same, tensor[(*place[:dim], drawn, *place[dim + 1 :])], new)
     return new
+
+
+def _longest(tensor: torch.Tensor) -> int:
+    return max(range(tensor.dim()), key=lambda d: tensor.shape[d])
 
 
 def leaves(value: Any) -> list[torch.Tensor]:
