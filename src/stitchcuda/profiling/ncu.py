@@ -62,6 +62,8 @@ BUSY = (
     "another profiler holds the GPU's counters (nsys, DCGM or a second ncu); stop it, or pause DCGM with"
     " 'dcgmi profstats --pause' in older and 'dcgmi profile --pause' in newer versions"
 )
+_NO_KERNEL = "ncu saw no kernel that it was asked for"
+_FAILED = "the profiled program failed"
 _UNKNOWN_METRIC = re.compile(r"(?:Failed to find metric|[Uu]nknown metric|Could not find metric)[^A-Za-z]*([\w.:]+)")
 _VERSION = re.compile(r"Version (\d[\d.]*)")
 
@@ -242,13 +244,12 @@ def explain(text: str) -> str | None:
         return PERMISSION
     if "driver resource was unavailable" in text or "resources are currently in use" in text.lower():
         return BUSY
+    if "connect to the CUDA driver" in text:
+        return "ncu cannot reach the CUDA driver: this machine has no usable GPU, or a stub libcuda.so comes first"
     if "No kernels were profiled" in text:
-        return (
-            "ncu saw no kernel that it was asked for: the program launched none, or under other names; kernels of a"
-            " child process need --target-processes all, which is set"
-        )
+        return f"{_NO_KERNEL}: the program launched none, or only under other names"
     if "returned an error code" in text or "application exited" in text.lower():
-        return "the profiled program failed; run it without the profiler first"
+        return f"{_FAILED}; run it without the profiler first"
     return None
 
 
@@ -328,11 +329,16 @@ def _refuse(parsed: Parsed, said: str, kernels: Sequence[str]) -> None:
     if parsed.kernels:
         return
     messages = [*parsed.errors, *parsed.warnings, *said.splitlines()[-3:]]
-    for text in messages:
-        if story := explain(text):
-            raise ProfilerError(story)
+    stories = [story for text in messages if (story := explain(text))]
+    if stories:
+        # That nothing was profiled, or that the program failed, is what follows from the other reasons.
+        raise ProfilerError(min(stories, key=_follows))
     asked = f" of {', '.join(function_name(name) for name in kernels[:3])}" if kernels else ""
     raise ProfilerError(f"ncu measured no launch{asked}: {(messages or ['it printed nothing'])[0][:300]}")
+
+
+def _follows(story: str) -> bool:
+    return story.startswith((_NO_KERNEL, _FAILED))
 
 
 def _report_module(ncu: Path | None) -> Any:
