@@ -8,21 +8,19 @@ replays of a CUDA graph with warm caches; the errors are the largest absolute er
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import hashlib
 import importlib.util
-import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from kernel_groups import Check, run
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = ROOT / "src" / "stitchcuda" / "recipes"
@@ -401,89 +399,36 @@ USUAL = ["38_lstm_bidirectional", "39_gru", "DepthwisePlan", "NormDepthwisePlan"
 """What runs when no group is named, the most telling first."""
 
 
-def run_group(group: str, folder: Path, arch: str) -> None:
-    """One group's cases in this process, a JSON line each."""
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+def cases(group: str, folder: Path, arch: str) -> Iterator[dict[str, Any]]:
+    """One group's results."""
     if group in STACKS:
-        records = check_recurrent(group, folder, arch)
-    elif group == "pointwise":
-        records = check_pointwise(folder, arch)
-    else:
-        records = check_plans(group, folder, arch)
-    with torch.no_grad():
-        for record in records:
-            print("RESULT " + json.dumps({"group": group, **record}), flush=True)
+        return check_recurrent(group, folder, arch)
+    return check_pointwise(folder, arch) if group == "pointwise" else check_plans(group, folder, arch)
 
 
-def _collect(group: str, arguments: list[str], limit: float) -> list[dict[str, Any]]:
-    command = [sys.executable, __file__, "--group", group, *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        text, _ = process.communicate(timeout=limit)
-        ended = "" if process.returncode == 0 else f"exit code {process.returncode}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        text, _ = process.communicate()
-        ended = f"no end within {limit:.0f} s"
-    records = [json.loads(line[7:]) for line in text.splitlines() if line.startswith("RESULT ")]
-    if ended:
-        rest = [line for line in text.splitlines() if not line.startswith("RESULT ")]
-        records.append(
-            {"group": group, "case": group, "ok": False, "problem": ended + ": " + " | ".join(rest[-4:])[:500]}
-        )
-    return records
+def chosen(only: str) -> list[str]:
+    """The groups to run."""
+    return list(GROUPS) if only == "all" else only.split(",") if only else list(USUAL)
 
 
-def main() -> None:
-    """Build everything, run the groups one after the other, print the table and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="kernel_check.json", help="where the JSON goes")
-    parser.add_argument("--build", default="/tmp/kernel_check", help="folder of the compiled kernels")
-    parser.add_argument("--arch", default="90a", help="architecture, without sm_")
-    parser.add_argument("--seconds", type=float, default=95, help="no group starts after this")
-    parser.add_argument("--only", default="", help="comma-separated groups, or all")
-    parser.add_argument("--build-only", action="store_true")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    folder = Path(options.build)
-    folder.mkdir(parents=True, exist_ok=True)
-    if options.group:
-        run_group(options.group, folder, options.arch)
-        return
-    groups = GROUPS if options.only == "all" else options.only.split(",") if options.only else USUAL
-    start = time.monotonic()
-    records: list[dict[str, Any]] = []
+def builds(groups: list[str], folder: Path, arch: str) -> dict[str, Callable[[], object]]:
+    """Every kernel of the groups."""
+    return {name: partial(library, text, folder, arch) for name, text in sources(groups).items()}
 
-    def build(item: tuple[str, str]) -> None:
-        try:
-            library(item[1], folder, options.arch)
-        except Exception as problem:
-            records.append({"group": "build", "case": item[0], "ok": False, "problem": str(problem)[-600:]})
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(build, sources(groups).items()))
-    print(f"built in {time.monotonic() - start:.1f} s", flush=True)
-    if not options.build_only:
-        for group in groups:
-            left = options.seconds - (time.monotonic() - start)
-            if left < 5:
-                records.append({"group": group, "case": group, "ok": False, "problem": "no time left"})
-                continue
-            records += _collect(group, ["--build", options.build, "--arch", options.arch], min(left, 45))
-            Path(options.out).write_text(json.dumps(records, indent=1))
-    Path(options.out).write_text(json.dumps(records, indent=1))
+def table(records: list[dict[str, Any]]) -> str:
+    """A line a result."""
+    lines = []
     for r in records:
         times = " ".join(f"{key[:-3]}={r[key]:.4f}" for key in r if key.endswith("_ms"))
         extra = f" us/step={r['us_per_step']:.2f} same={r.get('repeatable')}" if "us_per_step" in r else ""
         errors = f" err={r['error']:.1e}/{r['eager_error']:.1e}" if "error" in r and "eager_error" in r else ""
-        print(f"{'ok ' if r.get('ok') else 'BAD'} {r['case'][:70]:70s} {times}{extra}{errors} {r.get('problem', '')}")
+        state = "ok " if r.get("ok") else "BAD"
+        lines.append(f"{state} {r['case'][:70]:70s} {times}{extra}{errors} {r.get('problem', '')}")
         if "tiling" in r:
-            print(f"      {r['tiling']}")
-    print(f"all in {time.monotonic() - start:.1f} s")
+            lines.append(f"      {r['tiling']}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
-    main()
+    run(Check(Path(__file__), __doc__ or "", chosen, builds, cases, table, group_seconds=45))

@@ -8,22 +8,17 @@ the split of the activations included, that of the weights not; errors are relat
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import importlib.util
-import json
-import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from provenance import gpu_provenance, write_json
+from kernel_groups import Check, run
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITER = ROOT / "src" / "stitchcuda" / "recipes" / "split_gemm_kernel.py"
@@ -276,32 +271,19 @@ def check_stock() -> Iterator[dict[str, Any]]:
         torch.cuda.empty_cache()
 
 
-def run_group(group: str, folder: Path) -> None:
-    """One group's cases in this process, a JSON line each."""
-    import torch
-
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for record in check_stock() if group == "stock" else check_tiling(group, folder):
-            print("RESULT " + json.dumps({"group": group, **record}), flush=True)
+def cases(group: str, folder: Path, arch: str) -> Iterator[dict[str, Any]]:
+    """One group's results."""
+    return check_stock() if group == "stock" else check_tiling(group, folder)
 
 
-def _collect(group: str, folder: Path, limit: float) -> list[dict[str, Any]]:
-    command = [sys.executable, __file__, "--group", group, "--build", str(folder)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        text, _ = process.communicate(timeout=limit)
-        ended = "" if process.returncode == 0 else f"exit code {process.returncode}"
-    except subprocess.TimeoutExpired:
-        process.kill()
-        text, _ = process.communicate()
-        ended = f"no end within {limit:.0f} s"
-    records = [json.loads(line[7:]) for line in text.splitlines() if line.startswith("RESULT ")]
-    if ended:
-        rest = " | ".join([line for line in text.splitlines() if not line.startswith("RESULT ")][-4:])
-        records.append({"group": group, "case": group, "ok": False, "problem": f"{ended}: {rest}"[:500]})
-    return records
+def chosen(only: str) -> list[str]:
+    """The groups to run."""
+    return only.split(",") if only not in ("", "all") else ["stock", *TILINGS]
+
+
+def builds(groups: list[str], folder: Path, arch: str) -> dict[str, Callable[[], object]]:
+    """Every tiling of the groups."""
+    return {name: partial(library, name, folder, arch) for name in groups if name in TILINGS}
 
 
 def table(records: list[dict[str, Any]]) -> str:
@@ -328,47 +310,5 @@ def _names() -> set[str]:
     return {f"{m}x{n}x{k}" for m, n, k in LAYERS}
 
 
-def main() -> None:
-    """Build everything, run the groups one after the other, print the table and write the JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", default="split_gemm_check.json", help="where the JSON goes")
-    parser.add_argument("--build", default="/tmp/split_gemm_check", help="folder of the compiled kernels")
-    parser.add_argument("--arch", default="90a", help="architecture, without sm_")
-    parser.add_argument("--seconds", type=float, default=95, help="everything ends by then")
-    parser.add_argument("--only", default="", help="comma-separated groups")
-    parser.add_argument("--build-only", action="store_true")
-    parser.add_argument("--group", help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    folder = Path(options.build)
-    folder.mkdir(parents=True, exist_ok=True)
-    if options.group:
-        run_group(options.group, folder)
-        return
-    start = time.monotonic()
-    facts = gpu_provenance()
-    records: list[dict[str, Any]] = []
-    groups = options.only.split(",") if options.only else ["stock", *TILINGS]
-
-    def build(name: str) -> None:
-        try:
-            library(name, folder, options.arch)
-        except Exception as problem:
-            records.append({"group": name, "case": "build", "ok": False, "problem": str(problem)[-600:]})
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        list(pool.map(build, [group for group in groups if group in TILINGS]))
-    print(f"built in {time.monotonic() - start:.1f} s", flush=True)
-    for group in [] if options.build_only else groups:
-        left = options.seconds - (time.monotonic() - start)
-        if left < 8:
-            records.append({"group": group, "case": group, "ok": False, "problem": "no time left"})
-            continue
-        records += _collect(group, folder, min(left, 25))
-        write_json(Path(options.out), {"provenance": facts, "records": records})
-    write_json(Path(options.out), {"provenance": facts, "records": records})
-    print(table(records))
-    print(f"all in {time.monotonic() - start:.1f} s")
-
-
 if __name__ == "__main__":
-    main()
+    run(Check(Path(__file__), __doc__ or "", chosen, builds, cases, table, group_seconds=25))
