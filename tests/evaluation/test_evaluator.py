@@ -123,7 +123,8 @@ def test_publish_uses_fresh_processes_and_measures_anew(evaluator: Evaluator) ->
     assert evaluation.status == "correct", evaluation.message
     assert evaluation.tier == "publish"
     assert evaluation.timings["program"].n >= SETTINGS.publish_calls
-    assert evaluation.timings["eager"].n == evaluation.timings["program"].n
+    # Where a program held eager up, eager's own calls after its end count instead.
+    assert evaluation.timings["eager"].n >= SETTINGS.publish_calls
 
 
 def test_cached_baselines_are_read_back(evaluator: Evaluator) -> None:
