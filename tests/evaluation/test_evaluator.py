@@ -198,7 +198,7 @@ def scaled(session: Session, factor: float) -> list[tuple[str, Sample]]:
 def test_stock_options_are_timed_alone_where_memory_does_not_hold_them(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Evaluator, "room", lambda self, count: False)
+    monkeypatch.setattr(Evaluator, "room", lambda self, count, programs=0: False)
     monkeypatch.setattr(StockOptions, "names", lambda self: ["eager"])
     evaluator.settings = SETTINGS.model_copy(update={"publish_processes": 1})
     evaluation = evaluator.evaluate(NATIVE, "publish")

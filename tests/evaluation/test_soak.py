@@ -67,7 +67,7 @@ def test_many_evaluations_leave_nothing_behind(tmp_path: Path, monkeypatch: pyte
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))
     settings = QUICK.model_copy(update={"call_timeout_s": 1.5, "call_timeout_factor": 1.1})
-    kinds = itertools.cycle([*PROGRAMS.items(), ("correct", LEAVES_A_CHILD)])
+    kinds = itertools.cycle([*PROGRAMS.items(), ("dishonest", LEAVES_A_CHILD)])
     # What oracles and runners are forked from stays for the next evaluator.
     with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=settings) as evaluator:
         assert evaluator.evaluate(program(PROGRAMS["correct"])).status == "correct"

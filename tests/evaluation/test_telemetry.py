@@ -7,7 +7,7 @@ import json
 import pytest
 
 from stitchcuda.evaluation.integrity.census import take_census
-from stitchcuda.evaluation.telemetry import function_name, origin_of, own_kernels, parse_trace
+from stitchcuda.evaluation.telemetry import function_name, mangled_function, origin_of, own_kernels, parse_trace
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,29 @@ def test_origins() -> None:
     assert origin_of("own::fused", "op", own, "cpu") == "own"
     assert origin_of("aten::addmm", "op", own, "cpu") == "library"
     assert origin_of("aten::mul", "op", own, "cpu") == "framework"
+
+
+def test_names_alone_make_no_origin() -> None:
+    own = frozenset({"vectorized_elementwise_kernel", "sm90_xmma_gemm_f32", "split_gemm"})
+    stock = "void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float> >(int)"
+    assert origin_of(stock, "kernel", own, "cuda", "aten::add") == "framework"
+    assert origin_of("sm90_xmma_gemm_f32", "kernel", own, "cuda") == "library"
+    assert origin_of("void split_gemm<4>(float*)", "kernel", own, "cuda") == "own"
+    assert origin_of("own::unheard_of", "op", own, "cpu") == "framework"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "name"),
+    [
+        ("_Z6finishPKfPfx", "finish"),
+        ("_ZN12_GLOBAL__N_14stepEPf", "step"),
+        ("_ZN2ns5inner4scanILi4EEEvPf", "scan"),
+        ("_ZL6hiddenPf", "hidden"),
+        ("plain", "plain"),
+    ],
+)
+def test_the_function_name_is_taken_out_of_a_symbol(symbol: str, name: str) -> None:
+    assert mangled_function(symbol) == name
 
 
 def report(rows: list[dict[str, object]]) -> str:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from stitchcuda.evaluation.timing import Sample, clock_finding, quantile, summarise
+from stitchcuda.evaluation.timing import (
+    Sample,
+    clock_finding,
+    exchange_finding,
+    idle_finding,
+    pause_finding,
+    quantile,
+    summarise,
+)
 
 
 def sample(wall: float, *, device: float = 0.0, handed: float | None = None) -> Sample:
@@ -39,3 +47,36 @@ def test_time_hidden_from_the_runner_is_found() -> None:
     assert finding is not None
     assert (finding.rule, finding.severity) == ("clock", "reject")
     assert clock_finding([sample(0.0)] * 5, noop=40e-6) is not None
+
+
+def exchange(wall: float, total: float) -> Sample:
+    """A call in an exchange that took ``total``."""
+    return Sample(wall, 0.0, wall, 1e-4, total)
+
+
+def test_an_exchange_as_long_as_call_and_control_says_nothing() -> None:
+    assert exchange_finding([exchange(1e-3, 3e-3)] * 5, control=2e-3, noop=40e-6) is None
+
+
+def test_one_quick_exchange_is_enough_to_believe_a_runner_on_a_busy_machine() -> None:
+    late = [exchange(1e-3, 50e-3)] * 9
+    assert exchange_finding([*late, exchange(1e-3, 3e-3)], control=2e-3, noop=40e-6) is None
+    assert exchange_finding(late, control=2e-3, noop=40e-6) is not None
+
+
+def test_work_moved_behind_the_call_is_found() -> None:
+    finding = exchange_finding([exchange(50e-6, 8e-3)] * 5, control=2e-3, noop=40e-6)
+    assert finding is not None
+    assert (finding.rule, finding.layer) == ("work_outside_call", "clocks")
+
+
+def test_calls_that_a_pause_makes_faster_are_found() -> None:
+    assert pause_finding([sample(1e-3)] * 3, [sample(0.9e-3)] * 3) is None
+    assert pause_finding([sample(1e-3)] * 3, [sample(0.2e-3), sample(0.2e-3), sample(0.9e-3)]) is None
+    assert pause_finding([sample(1e-3)] * 3, [sample(0.2e-3)] * 3) is not None
+
+
+def test_processes_that_never_rest_are_found() -> None:
+    busy, idle = Sample(1e-3, 0, 1e-3, 0, 0, 0.5), Sample(1e-3, 0, 1e-3, 0, 0, 0.0)
+    assert idle_finding([busy, idle, busy]) is None
+    assert idle_finding([busy] * 3) is not None

@@ -30,7 +30,7 @@ from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions, cores
-from stitchcuda.evaluation.telemetry import Trace, own_kernels, parse_trace
+from stitchcuda.evaluation.telemetry import Trace, own_names, parse_trace
 from stitchcuda.evaluation.timing import Sample, TimingPlan, summarise
 from stitchcuda.evaluation.trial import Trial
 from stitchcuda.hardware.model import Device
@@ -255,9 +255,9 @@ class Evaluator:
         """A Program of this task, whose files follow."""
         return Subject("program", search_path=self.task.search_path)
 
-    def take_trace(self, session: Session, program: Program | None) -> Trace | None:
-        """Trace an open session on the inputs it last took."""
-        own = own_kernels(program.files) if program is not None else frozenset()
+    def take_trace(self, session: Session, program: Program | None, kernels: Sequence[str] = ()) -> Trace | None:
+        """Trace an open session on the inputs it last took; ``kernels``: symbols of those in the built library."""
+        own = own_names(program, kernels) if program is not None else frozenset()
         which: Literal["reference", "program"] = "reference" if program is None else "program"
         trace = parse_trace(session.trace(), subject=which, target=self.kind, own=own)
         if trace is not None:

@@ -49,6 +49,10 @@ LARGE_INPUTS = 1 << 30
 """Bytes of inputs from which on two of them are not held at once."""
 
 
+RED_ZONE = 64
+"""Elements behind each floating input that hold NaN."""
+
+
 class Nothing(Exception):
     """There was nothing to do."""
 
@@ -88,6 +92,9 @@ class Runner:
         self.saved: list[torch.Tensor] = []
         self.flush_buffer: torch.Tensor | None = None
         self.poison: Any = None
+        self.witness: Any = None
+        self.patched: list[str] = []
+        self.counts: dict[str, list[int]] = {}
 
     def report(self, value: Any) -> None:
         wire.put_text(self.view, self.arena, "report", json.dumps(value))
@@ -124,13 +131,16 @@ class Runner:
         self.sync()
         library = opened.library if handles else self.buffers.runtime_library() if self.cuda else None
         self.poison = self.poisons.Poison(self.cuda, library, self.config["defences"])
+        if self.config["defences"] and self.config["subject"] == "program":
+            candour: Any = load_file("stitchcuda_candour", Path(__file__).with_name("candour.py"))
+            self.witness = candour.Witness((wire, self.layout, self.states, type(self)))
         self.arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
         self.torch.backends.cudnn.allow_tf32 = allowed
         self.report({})
 
-    def load(self, seed: int) -> None:
+    def load(self, seed: int, flags: int) -> None:
         torch = self.torch
         if self.config["search_path"]:
             sys.path.insert(0, self.config["search_path"])
@@ -143,11 +153,19 @@ class Runner:
             wire.get_files(self.config["program_fd"], folder)
             os.close(self.config["program_fd"])
             sys.path.insert(0, str(folder))
+            if flags & wire.KNOCK_OUT:
+                self.knock_out(folder)
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
         self.factory = factory
         self.construct(seed, on_device=self.config["kind"] != "cpu")
         assert isinstance(self.model, torch.nn.Module)
+
+    def knock_out(self, folder: Path) -> None:
+        """Put launchers that do nothing in place of the Program's, before it can take hold of them."""
+        bindings = load_file("bindings", folder / "bindings.py")
+        for name in [name for name in vars(bindings) if name.startswith("_c_")]:
+            setattr(bindings, name, lambda *_: 0)
 
     def construct(self, seed: int, *, on_device: bool = False) -> None:
         """Build the module; ``on_device`` draws the weights there where the source allows it, which is much faster
@@ -280,9 +298,25 @@ class Runner:
         self.inputs = []
         if sum(entry["size"] for entry in entries) > LARGE_INPUTS:
             self.given = []
-        tensors = [self.layout.unpack_tensor(entry, self.data["inputs"], place) for entry in entries]
+        tensors = [self.guarded(entry, place) for entry in entries]
         self.given = []
         return tensors
+
+    def guarded(self, entry: dict[str, Any], place: str) -> torch.Tensor:
+        """One input, with NaN behind its end where its type has that."""
+        shared = self.layout.unpack_tensor(entry, self.data["inputs"], None)
+        if not shared.is_floating_point() or shared.element_size() < 2 or not self.config["defences"]:
+            plain: torch.Tensor = self.layout.unpack_tensor(entry, self.data["inputs"], place)
+            return plain
+        count = entry["size"] // shared.element_size()
+        pinned = bool(entry.get("pinned")) and place == "cpu"
+        memory = self.torch.empty(count + RED_ZONE, dtype=shared.dtype, device=place, pin_memory=pinned)
+        memory[count:].fill_(float("nan"))
+        tensor = self.torch.empty(0, dtype=shared.dtype, device=place)
+        tensor.set_(memory.untyped_storage(), 0, entry["shape"], shared.stride())
+        row = self.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
+        memory[:count].copy_(row.view(shared.dtype) if count else shared.reshape(-1))
+        return tensor
 
     def reuse(self, entries: list[dict[str, Any]]) -> list[torch.Tensor] | None:
         """The last inputs' tensors with new contents; None where those do not fit, or an output that is kept lies in
@@ -340,6 +374,8 @@ class Runner:
                 wall = clock() - began
         self.poison.freed(True)
         self.outputs = outputs
+        if flags & wire.FILL and self.witness is not None and not flags & wire.CONTROL:
+            self.patched = self.witness.patched()
         if flags & wire.HOLD:
             self.held.append(outputs)
         return wall, device
@@ -360,12 +396,17 @@ class Runner:
         value: dict[str, Any] = {"out": outputs}
         if with_state:
             value["state"] = dict(self.watch)
+        told: dict[str, Any] = {}
+        if self.witness is not None:
+            tensors: list[torch.Tensor] = []
+            self.layout.describe(outputs, tensors)
+            told = {"lazy": self.witness.lazy(tensors), "patched": self.patched}
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
         taken = {tensor.untyped_storage().data_ptr() for _, tensor in self.given}
-        description["aliases_input"] = bool(self.addresses(outputs) & taken)
-        if with_state and self.config["subject"] != "reference":
-            description["moved_parameters"] = self.moved_parameters()[:8]
+        if with_state and self.witness is not None:
+            told["moved"] = self.moved_parameters()[:8]
+        description["told"] = told | {"aliases": bool(self.addresses(outputs) & taken)}
         self.sync()
         self.report(description)
 
@@ -374,10 +415,29 @@ class Runner:
         bindings = sys.modules.get("bindings")
         if bindings is not None:
             bindings.PROFILE = True  # type: ignore[attr-defined]
+            self.count_launches(bindings)
         call, inputs = self.call, self.inputs
         assert call is not None
         with self.torch.no_grad():
-            self.report(collect.collect(lambda: call(*inputs), calls, self.cuda))
+            traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
+        failing = [name for name, (good, bad) in self.counts.items() if bad and not good]
+        self.report(traced | {"told": {"failing": failing}})
+
+    def count_launches(self, bindings: ModuleType) -> None:
+        """From now on, count for each launcher how often it said that all is well, and how often not."""
+
+        def counted(name: str, launch: Callable[..., int]) -> Callable[..., int]:
+            count = self.counts.setdefault(name, [0, 0])
+
+            def call(*arguments: Any) -> int:
+                code = launch(*arguments)
+                count[bool(code)] += 1
+                return code
+
+            return call
+
+        for name in [name for name in vars(bindings) if name.startswith("_c_")]:
+            setattr(bindings, name, counted(name.removeprefix("_c_"), getattr(bindings, name)))
 
     def obey(self, command: Command) -> tuple[int, int]:
         """Carry one command out; wall and device nanoseconds of the timed part."""
@@ -387,7 +447,7 @@ class Runner:
         elif op == Op.ATTACH:
             self.attach()
         elif op == Op.LOAD:
-            self.load(command.argument)
+            self.load(command.argument, command.flags)
         elif op == Op.RESEED:
             self.construct(command.argument)
         elif op == Op.STATE:

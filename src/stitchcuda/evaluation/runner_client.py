@@ -272,11 +272,10 @@ class RunnerClient:
     def report_text(self) -> str:
         """The report region as text; ValueError when its length is impossible."""
         offset, size = self.arena.offsets["report"]
-        data = os.pread(self.arena_fd, size, offset)
-        length = int.from_bytes(data[:8], "little")
+        length = int.from_bytes(os.pread(self.arena_fd, 8, offset), "little")
         if length > size - 8:
             raise ValueError(f"the report claims {length} bytes of {size}")
-        return data[8 : 8 + length].decode("utf-8", "replace")
+        return os.pread(self.arena_fd, length, offset + 8).decode("utf-8", "replace")
 
     def cpu_seconds(self) -> float:
         """Processor time of all that runs under the leash, its threads included, so far."""

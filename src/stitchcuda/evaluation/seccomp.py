@@ -114,7 +114,7 @@ COMMON = {
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-KILLED = [
+KILLED = (
     "ptrace",
     "process_vm_readv",
     "process_vm_writev",
@@ -138,10 +138,10 @@ KILLED = [
     "fsopen",
     "fsmount",
     "mount_setattr",
-]
+)
 """No honest library asks for these: other processes' memory, mounts, namespaces, kernel code."""
 
-REFUSED = [
+REFUSED = (
     "perf_event_open",
     "userfaultfd",
     "keyctl",
@@ -160,8 +160,7 @@ REFUSED = [
     "io_uring_register",
     "pidfd_getfd",
     "process_madvise",
-]
-
+)
 PROFILERS = ("ptrace", "process_vm_readv", "perf_event_open")
 """What a profiler or sanitizer may need; never open while a clock counts."""
 

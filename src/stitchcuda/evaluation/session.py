@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count(1)
 
+OWN_PROCESSES = 2
+"""Under a leash: the init of its namespace, and the runner."""
+
 
 class Planes:
     """How data reaches runners on this machine: the confinement level and whether device memory can be shared.
@@ -64,14 +67,13 @@ class Session:
         self.samples: list[tuple[str, Sample]] = []
         self.noop = 0.0
         self.control_total = 0.0
-        self.aliases = False
+        self.told: dict[str, str] = {}
+        self.processes = 0
         self.held = 0
         self.peak_device = self.peak_host = 0
         self.missing_state: set[str] = set()
         self.calls = 0
         self.loaded = False
-        self.moved: set[str] = set()
-        """Parameters that calls have changed and the reference does not, as the runner says."""
         self.attached = False
         self.aborted = False
         self.begun = Planes.level, Planes.ipc
@@ -181,17 +183,18 @@ class Session:
             return f"{failure.message}; {failure.log[-1500:]}"
         return "" if reply.code == Code.OK else str(runner.report().get("error", "no reason given"))
 
-    def load(self, folder: Path | None = None) -> None:
+    def load(self, folder: Path | None = None, *, knocked_out: bool = False) -> None:
         """Import, construct, copy the state (or reseed both sides), and let the subject prepare.
 
-        ``folder``: the built Program; None for a stock option.
+        ``folder``: the built Program; None for a stock option. ``knocked_out``: its launchers do nothing.
         """
         runner, settings = self.live, self.settings
         if folder is not None:
-            if settings.defences:
+            if settings.defences and not knocked_out:
                 self.control()
             runner.deliver(folder)
-        reply = runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, argument=secrets.randbits(62))
+        flags = wire.KNOCK_OUT if knocked_out else 0
+        reply = runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, flags=flags, argument=secrets.randbits(62))
         self._take_peaks(reply)
         self.seconds["load"] = runner.handed
         self.oracle.ask("state", session=self.number)
@@ -237,7 +240,7 @@ class Session:
             self._exchange(call, -1, wire.CONTROL, wire.INPUTS_OUT, self.settings.load_timeout_s).total
             for _ in range(self.settings.control_calls)
         ]
-        self.control_total = min(totals)
+        self.control_total = sorted(totals)[len(totals) // 2]
 
     def call(
         self,
@@ -258,12 +261,16 @@ class Session:
         sample = self._exchange(call, seed, flags, out, timeout_s, reuse=reuse, pause=pause)
         self.held += hold
         self.calls += 1
-        if not timed and not self.subject.trusted:
-            report = self.live.report()
-            self.aliases = self.aliases or bool(report.get("aliases_input"))
-            moved = report.get("moved_parameters")
-            self.moved.update(map(str, moved[:8]) if isinstance(moved, list) else ())
+        if not self.subject.trusted:
+            self._listen()
         return sample
+
+    def _listen(self) -> None:
+        """Note what the runner has seen of the Program's tricks; the first of each kind."""
+        told = self.live.report().get("told")
+        for kind, value in (told if isinstance(told, dict) else {}).items():
+            if value and kind not in self.told:
+                self.told[str(kind)] = ", ".join(map(str, value))[:300] if isinstance(value, list) else str(value)
 
     def _exchange(
         self,
@@ -297,6 +304,7 @@ class Session:
         time.sleep(seconds / 2)
         before, began = self.live.cpu_seconds(), time.monotonic()
         time.sleep(seconds / 2)
+        self.processes = len(sandbox.descendants(self.live.process.pid)) - OWN_PROCESSES
         return (self.live.cpu_seconds() - before) / (time.monotonic() - began)
 
     def look_again(self, call: int) -> str:
@@ -333,6 +341,7 @@ class Session:
     def trace(self) -> str:
         """A torch.profiler pass over the inputs last taken; the runner's raw report."""
         self.live.ask(Op.TRACE, timeout_s=self.settings.load_timeout_s, argument=self.settings.trace_calls)
+        self._listen()
         return self.live.report_text()
 
     def close(self) -> None:

@@ -7,10 +7,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from stitchcuda.program.model import Program
 
 Origin = Literal["own", "library", "framework", "copy"]
 Kind = Literal["kernel", "copy", "memset", "op"]
@@ -30,6 +32,7 @@ class TraceRow(BaseModel):
     kind: Kind
     operator: str = Field(default="", description="the ATen operator that launched it, where known")
     origin: Origin = "framework"
+    disguised: bool = Field(default=False, description="an own kernel that is named as a library's are")
 
 
 class Trace(BaseModel):
@@ -59,19 +62,48 @@ _LIBRARY_CPU = re.compile(
 )
 
 
-def origin_of(name: str, kind: Kind, own: frozenset[str], target: str) -> Origin:
-    """Where a row comes from; ``own`` are the names of ``__global__`` functions in the Program's sources."""
+_DISGUISE = re.compile(r"^(sm\d+_|ampere_|hopper_|volta_|turing_|maxwell_|nvjet|cublas|cudnn|cutlass_\d)")
+
+
+def origin_of(name: str, kind: Kind, own: frozenset[str], target: str, operator: str = "") -> Origin:
+    """Where a row comes from; ``own`` are the Program's kernels (cuda) or launchers (cpu) by name, and ``operator`` is
+    the ATen operator that launched it.
+
+    What an ATen operator launched is not the Program's, whatever its name, and a kernel of the Program's that is named
+    as a library's are counts as the library's.
+    """
     if target == "cpu":
-        if name.startswith("own::"):
+        if name.startswith("own::") and name.removeprefix("own::") in own:
             return "own"
         if kind == "copy":
             return "copy"
         return "library" if _LIBRARY_CPU.match(name) else "framework"
     if kind in ("copy", "memset"):
         return "copy"
-    if function_name(name) in own:
-        return "own"
+    function = function_name(name)
+    if function in own and not operator.startswith("aten::"):
+        return "library" if _DISGUISE.match(function) else "own"
     return "library" if _LIBRARY_CUDA.search(name) else "framework"
+
+
+def mangled_function(symbol: str) -> str:
+    """The bare function name of a kernel's symbol as a cubin has it: mangled as C++ does, or plain."""
+    if not symbol.startswith("_Z"):
+        return symbol
+    at, last = 2, ""
+    while at < len(symbol):
+        digits = re.match(r"\d+", symbol[at:])
+        if digits is not None:
+            size = int(digits.group())
+            at += len(digits.group())
+            last, at = symbol[at : at + size], at + size
+        elif symbol[at] in "NKVrL" and not last:
+            at += 1
+        elif symbol.startswith("St", at):
+            at += 2
+        else:
+            break
+    return last or symbol
 
 
 def function_name(kernel: str) -> str:
@@ -107,6 +139,18 @@ def own_kernels(files: Mapping[str, str]) -> frozenset[str]:
     return frozenset(names)
 
 
+def own_names(program: Program, kernels: Sequence[str] = ()) -> frozenset[str]:
+    """Under which names a Program's own work shows in a trace: its launchers on cpu; on cuda the kernels in its cubins
+    (``kernels``, symbols of the built library) where there are any, otherwise those that its sources define."""
+    manifest = program.manifest
+    if manifest is not None and manifest.target == "cpu":
+        return frozenset(launcher.name for launcher in manifest.launchers)
+    if kernels:
+        scripts = {path: text for path, text in program.files.items() if path.endswith(".py")}
+        return frozenset(map(mangled_function, kernels)) | own_kernels(scripts)
+    return own_kernels(program.files)
+
+
 def _first_function(text: str) -> list[str]:
     for found in re.finditer(r"([A-Za-z_]\w*)\s*\(", text):
         if found.group(1) not in _SKIP:
@@ -127,14 +171,18 @@ def parse_trace(
                 continue
             kind: Kind = item["kind"] if item["kind"] in ("kernel", "copy", "memset", "op") else "op"
             name = str(item["name"])[:500]
+            operator = str(item["operator"])[:200]
+            origin = origin_of(name, kind, own, target, operator)
+            disguised = target == "cuda" and origin == "library" and function_name(name) in own
             rows.append(
                 TraceRow(
                     name=name,
                     seconds=seconds,
                     calls=calls,
                     kind=kind,
-                    operator=str(item["operator"])[:200],
-                    origin=origin_of(name, kind, own, target),
+                    operator=operator,
+                    origin=origin,
+                    disguised=disguised and not operator.startswith("aten::"),
                 )
             )
         wall, launches = float(raw["wall_seconds"]), float(raw["launches"])

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from stitchcuda.evaluation.model import Finding, Timing
 
+BUSY = 0.01
+"""Cores; a process that waits uses none, and thread pools have stopped spinning long before."""
+
 
 def quantile(values: Sequence[float], share: float) -> float:
     """Linear interpolation between order statistics; ``values`` must not be empty."""
@@ -89,7 +92,7 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
 
     The shortest exchange counts: whatever else a machine does makes them longer, and a Program has all its work to do
     in each of them. Allowed on top of the runner's median are a quarter of it, half of what an exchange costs anyway,
-    and five hand-overs, at least 300 microseconds. ``control`` is the shortest exchange without a Program, seconds.
+    and five hand-overs, at least 300 microseconds. ``control`` is the median exchange without a Program, seconds.
     """
     theirs = quantile([s.wall for s in samples], 0.5)
     ours = min(s.total for s in samples) - control
@@ -123,9 +126,9 @@ def pause_finding(plain: Sequence[Sample], paused: Sequence[Sample]) -> Finding 
 
 
 def idle_finding(paused: Sequence[Sample]) -> Finding | None:
-    """Processes that are busy while there is nothing to do: a flag, since thread pools that spin do that, too."""
+    """A Program whose processes work while there is nothing to do, in every pause."""
     least = min(s.idle for s in paused)
-    if least < 0.2:
+    if least < BUSY:
         return None
-    evidence = f"{least:.1f} cores or more are busy while there is nothing to do"
-    return Finding(rule="background_work", severity="flag", layer="clocks", evidence=evidence)
+    evidence = f"at least {100 * least:.0f} % of a core is busy while there is nothing to do"
+    return Finding(rule="background_work", severity="reject", layer="clocks", evidence=evidence)

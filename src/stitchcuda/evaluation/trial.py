@@ -15,11 +15,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stitchcuda import __version__
-from stitchcuda.evaluation import bounds
+from stitchcuda.evaluation import bounds, knockout
 from stitchcuda.evaluation.build import Build, build
-from stitchcuda.evaluation.integrity.census import take_census
+from stitchcuda.evaluation.integrity.census import census_findings, take_census
 from stitchcuda.evaluation.integrity.inspect import inspect_program
-from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, Layer, OutputError, Status, Tier, Timing
+from stitchcuda.evaluation.model import (
+    Census,
+    Correctness,
+    Evaluation,
+    Finding,
+    Layer,
+    OutputError,
+    Status,
+    Tier,
+    Timing,
+)
 from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session
@@ -46,11 +56,19 @@ CLOCK_ATTEMPTS = 3
 PAUSED_CALLS = 3
 """Calls after a pause, and as many at once, that are compared."""
 
-LEAST_PAUSE_S = 0.02
+LEAST_PAUSE_S = 0.03
 """Seconds; thread pools have stopped spinning after half of it."""
 
 PAUSED_UP_TO_S = 0.1
 """Calls that take longer are not compared: no pause of that length exists without one."""
+
+TOLD: dict[str, tuple[str, Layer, str]] = {
+    "lazy": ("lazy_output", "memory", "outputs may compute when they are read: {}"),
+    "patched": ("patched", "protocol", "the Program replaces functions that are not its own: {}"),
+    "failing": ("kernel_fails", "census", "its own kernels ({}) refuse every call, something else computes the answer"),
+    "moved": ("weight_mutation", "state", "a call changes the parameter {}, which the reference leaves as it was"),
+}
+"""What a runner may say about its Program: rule, layer and sentence by kind."""
 
 SLOWED = 0.7
 """Stock options that take less than this share of their time once the Program has ended were held up by it."""
@@ -165,9 +183,23 @@ class Trial:
                 self._keep_baseline(name, timing)
             evaluator.stocks.release()
             self.spent("baselines", began)
+        self._knock_out(folder)
+
+    def _knock_out(self, folder: Path) -> None:
+        if knockout.wanted(self):
+            began = time.monotonic()
+            knockout.knock_out(self, folder)
+            self.spent("knockout", began)
+
+    def census_taken(self) -> Census | None:
+        """The census, once there is a trace."""
+        return take_census(self.trace) if self.trace is not None else None
 
     def _publish(self) -> None:
-        for name, taken in Publication(self, self._build()).run().items():
+        folder = self._build()
+        measured = Publication(self, folder).run()
+        self._knock_out(folder)
+        for name, taken in measured.items():
             if name == "program":
                 self.timings[name] = self.evaluator.summarise(taken)
             elif name not in self.failed_stock:
@@ -238,19 +270,22 @@ class Trial:
         """After the timed calls of the Program: the clocks agree, kept outputs are unchanged."""
         self._clock(session)
         self._pauses(session)
-        if session.aliases:
-            evidence = "an output lies in the memory of an input"
-            self.note(Finding(rule="output_aliases_input", severity="flag", evidence=evidence, layer="memory"))
-        if session.moved:
-            names = ", ".join(sorted(session.moved)[:5])
-            evidence = f"a call changes the parameter {names}, which the reference leaves as it was"
-            self.refuse(Failure("dishonest", evidence, rule="weight_mutation", layer="state"))
+        self._told(session)
         try:
             session.check_held()
         except Failure as failure:
             if failure.status != "wrong_output":
                 raise
             self.refuse(failure)
+
+    def _told(self, session: Session) -> None:
+        """What the runner saw of the Program: it may lower the verdict."""
+        if "aliases" in session.told:
+            evidence = "an output lies in the memory of an input"
+            self.note(Finding(rule="output_aliases_input", severity="flag", evidence=evidence, layer="memory"))
+        for kind, (rule, layer, words) in TOLD.items():
+            if kind in session.told:
+                self.refuse(Failure("dishonest", words.format(session.told[kind]), rule=rule, layer=layer))
 
     def slowed(self, stock: list[Session], beside: dict[str, Samples]) -> dict[str, Samples]:
         """Stock options that are much faster now that the Program has ended than they were ``beside`` it: a flag, and
@@ -335,9 +370,12 @@ class Trial:
                 break
         if finding is not None:
             self.refuse(Failure("dishonest", finding.evidence, rule=finding.rule, layer=finding.layer))
-        flag = idle_finding(paused)
-        if flag is not None:
-            self.note(flag)
+        finding = idle_finding(paused)
+        if finding is not None:
+            self.refuse(Failure("dishonest", finding.evidence, rule=finding.rule, layer=finding.layer))
+        if session.processes > 0:
+            message = f"{session.processes} processes that the Program has started still run between its calls"
+            self.refuse(Failure("dishonest", message, rule="child_process", layer="confinement"))
 
     def _paused_calls(self, session: Session, pause: float, attempt: int) -> tuple[list[Sample], list[Sample]]:
         case = self.evaluator.plan["cases"][0]
@@ -356,10 +394,17 @@ class Trial:
         if not self.settings.trace_program:
             return
         began = time.monotonic()
+        kernels = self.built.kernels if self.built is not None else ()
         try:
-            self.trace = self.evaluator.take_trace(session, self.program)
+            self.trace = self.evaluator.take_trace(session, self.program, kernels)
+            if self.trace is not None:
+                manifest = self.program.manifest
+                launchers = len(manifest.launchers) if manifest is not None else len(kernels)
+                for finding in census_findings(self.trace, launchers):
+                    self.note(finding)
         except Failure as failure:
             self.note(Finding(rule="no_trace", severity="flag", evidence=failure.message, layer="census"))
+        self._told(session)
         self.spent("trace", began)
 
     def _keep_baseline(self, name: str, timing: Timing) -> None:
@@ -430,7 +475,7 @@ class Trial:
             correctness=correctness,
             timings=self.timings,
             speedup=speedup or {},
-            census=take_census(self.trace) if self.trace is not None else None,
+            census=self.census_taken(),
             sol=sol,
             labels=sorted(labels),
             log=_shorten(self.log, 4000),

@@ -79,6 +79,10 @@ FILL = 64
 """CALL flag: not timed, so that host memory may be filled when it is allocated."""
 
 
+KNOCK_OUT = 128
+"""LOAD flag: replace the Program's launchers by ones that do nothing."""
+
+
 class Closed(Exception):
     """The other side has gone."""
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from stitchcuda.evaluation.model import Census
+from stitchcuda.evaluation.model import Census, Finding
 from stitchcuda.evaluation.telemetry import Trace
 
 PURE, HYBRID = 0.95, 0.10
+
+DECOY = 0.01
+"""Own kernels that take less than this share of the time hardly do the work."""
 
 
 def take_census(trace: Trace) -> Census:
@@ -38,6 +41,25 @@ def take_census(trace: Trace) -> Census:
         label=label,
         source=trace.source,
     )
+
+
+def census_findings(trace: Trace, launchers: int) -> list[Finding]:
+    """What is odd about where the time went, for a Program with so many launchers or kernels of its own; flags.
+
+    ``decoy_kernel``: it has kernels, and they take hardly any time. ``library_name``: a kernel of its own is named as a
+    library's are; such kernels count as the library's, so that nobody gains by names.
+    """
+    findings = []
+    busy = sum(row.seconds for row in trace.rows)
+    own = sum(row.seconds for row in trace.rows if row.origin == "own")
+    if launchers and busy > 0 and own < DECOY * busy:
+        evidence = f"its own kernels take {100 * own / busy:.1f} % of the time"
+        findings.append(Finding(rule="decoy_kernel", severity="flag", evidence=evidence, layer="census"))
+    disguised = sorted({row.name[:80] for row in trace.rows if row.disguised})
+    if disguised:
+        evidence = f"kernels of its own are named as a library's are: {', '.join(disguised[:3])}"
+        findings.append(Finding(rule="library_name", severity="flag", evidence=evidence, layer="census"))
+    return findings
 
 
 def _called_directly(trace: Trace) -> float:

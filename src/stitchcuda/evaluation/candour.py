@@ -1,0 +1,53 @@
+"""What the runner can see of a Program that plays false with Python: outputs that compute when they are read, methods
+that were replaced. Whoever is in the process could silence it, so it only ever lowers a verdict; the supervisor's clock
+and the oracle do not depend on it. torch and the standard library only; loaded by path in the runner.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+WATCHED: tuple[Any, ...] = (torch.Tensor, torch._C.TensorBase, torch.cuda.Event, time)
+"""Whose attributes no Program has a reason to replace."""
+
+
+def _members(owners: Iterable[Any]) -> dict[tuple[str, str], Any]:
+    found: dict[tuple[str, str], Any] = {}
+    for owner in owners:
+        for name, value in vars(owner).items():
+            if callable(value) or isinstance(value, property):
+                found[(getattr(owner, "__name__", "?"), name)] = value
+    return found
+
+
+class Witness:
+    """Made before a Program is imported; remembers what was there."""
+
+    def __init__(self, harness: Iterable[ModuleType | type]) -> None:
+        self.owners = (*WATCHED, *harness)
+        self.before = _members(self.owners)
+
+    def patched(self) -> list[str]:
+        """Names that stand for something else than before."""
+        now = _members(self.owners)
+        return [
+            f"{owner}.{name}" for (owner, name), value in self.before.items() if now.get((owner, name)) is not value
+        ]
+
+    def lazy(self, tensors: Iterable[torch.Tensor]) -> list[str]:
+        """Why outputs may not be what they seem, in words; empty where nothing is odd."""
+        said = []
+        if any(type(tensor) is torch.Tensor and vars(tensor) for tensor in tensors):
+            said.append("an output has attributes of its own")
+        if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+            said.append("a mode that intercepts operators is still active")
+        if sys.getprofile() is not None or sys.gettrace() is not None or threading.getprofile() is not None:
+            said.append("a profiling or tracing hook is set")
+        return said

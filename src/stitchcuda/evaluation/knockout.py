@@ -1,0 +1,52 @@
+"""Does a Program need its own kernels? It is run once more with launchers that do nothing: an answer that is still
+right was computed by something else, and the kernels are for show."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stitchcuda.evaluation.runner_client import Failure
+
+if TYPE_CHECKING:
+    from stitchcuda.evaluation.trial import Trial
+
+SUSPECT = {"cpu": 1.0, "cuda": 0.1}
+"""Programs whose kernels take less than this share of the time are knocked out in every tier; on cpu, where another
+process starts in no time, all of them."""
+
+
+def wanted(trial: Trial) -> bool:
+    """Whether to look: before publishing, in exhaustive mode, and where own kernels hardly take any time."""
+    manifest = trial.program.manifest
+    if manifest is None or not manifest.launchers or not trial.settings.defences:
+        return False
+    census = trial.census_taken()
+    return (
+        trial.tier == "publish"
+        or trial.settings.exhaustive
+        or (census is not None and census.own <= SUSPECT[trial.evaluator.kind])
+    )
+
+
+def knock_out(trial: Trial, folder: Path) -> None:
+    """Refuse the trial when the answers to every input case are right without its kernels."""
+    evaluator = trial.evaluator
+    session = evaluator.program_session()
+    trial.opened.append(session)
+    try:
+        session.open()
+        session.load(folder, knocked_out=True)
+        for case in evaluator.plan["cases"]:
+            for _, _, verdict in evaluator.play(
+                [session], f"knockout-{case}", case, patience=trial.settings.call_timeout_s
+            ):
+                if not verdict["ok"]:
+                    return
+    except Failure:
+        return
+    finally:
+        evaluator.close_all([session])
+    launchers = ", ".join(launcher.name for launcher in trial.program.manifest.launchers[:5])  # type: ignore[union-attr]
+    message = f"the outputs are the same when its own kernels ({launchers}) do nothing: something else computes them"
+    trial.refuse(Failure("dishonest", message, rule="decoy", layer="census"))

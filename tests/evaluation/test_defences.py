@@ -1,0 +1,182 @@
+"""What a Program finds around its calls, and what becomes of one that works outside of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from stitchcuda.evaluation.evaluator import Evaluator
+from stitchcuda.program.model import Argument, Launcher, Manifest, Program
+from tests.evaluation.conftest import DEVICE, HEAD, QUICK, Judge, make_facts, make_task
+
+TASK = make_task("""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(64) + 0.5)
+    def forward(self, x):
+        return torch.relu(x) * self.scale
+def get_inputs():
+    return [torch.randn(256, 64)]
+def get_init_inputs():
+    return []
+""")
+
+MODULE = """
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(64) + 0.5)
+"""
+
+
+def forward(body: str, before: str = "") -> str:
+    """A Program whose forward runs ``body`` and then answers rightly."""
+    lines = "".join(f"        {line}\n" for line in body.splitlines())
+    return f"{before}{MODULE}    def forward(self, x):\n{lines}        return torch.relu(x) * self.scale\n"
+
+
+def test_the_same_address_gets_new_contents_and_others_are_used_too(judge: Judge) -> None:
+    body = """
+self.seen = getattr(self, "seen", [])
+self.seen.append(x.data_ptr())
+if len(self.seen) == 9:
+    pairs = list(zip(self.seen, self.seen[1:]))
+    assert any(a == b for a, b in pairs) and any(a != b for a, b in pairs), self.seen"""
+    settings = QUICK.model_copy(update={"reused_share": 0.5, "screen_calls": 30, "screen_min_calls": 30})
+    evaluation = judge(TASK, forward(body), settings=settings)
+    assert evaluation.status == "correct", evaluation.message
+
+
+def test_a_cache_by_address_and_version_is_wrong(judge: Judge) -> None:
+    body = """
+key = (x.data_ptr(), x._version)
+self.kept = getattr(self, "kept", {})
+if key not in self.kept:
+    self.kept[key] = torch.relu(x) * self.scale
+return self.kept[key].clone()"""
+    assert judge(TASK, forward(body)).status == "wrong_output"
+
+
+def test_fresh_memory_is_neither_zero_nor_an_answer(judge: Judge) -> None:
+    body = "y = torch.empty_like(x)\nreturn torch.relu(x) * self.scale + y * 0.5"
+    assert judge(TASK, forward(body)).status == "wrong_output"
+
+
+def test_reading_behind_an_input_gives_nan(judge: Judge) -> None:
+    body = """
+more = torch.empty(0).set_(x.untyped_storage(), x.numel(), (1,), (1,))
+return torch.relu(x) * self.scale + 0 * more"""
+    evaluation = judge(TASK, forward(body))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "nan" in evaluation.message.lower()
+
+
+def test_an_output_written_after_the_call_is_found(judge: Judge) -> None:
+    body = """
+import threading, time
+y = torch.relu(x) * self.scale
+threading.Thread(target=lambda: (time.sleep(0.003), y.add_(1))).start()
+return y"""
+    settings = QUICK.model_copy(update={"late_seconds": 0.02, "exhaustive": True, "held_outputs": 0})
+    evaluation = judge(TASK, forward(body), settings=settings)
+    assert evaluation.status in ("wrong_output", "dishonest")
+    assert "late_write" in [finding.rule for finding in evaluation.findings]
+
+
+DEFERRED = """
+import sys
+def slow(tensor):
+    for _ in range(60):
+        tensor = tensor + torch.randn(256, 256).sum() * 0
+    return tensor
+"""
+
+
+def test_work_put_off_until_the_export_is_found(judge: Judge) -> None:
+    """The Program replaces the runner's own export, so that nothing in its process is left to tell."""
+    before = (
+        DEFERRED
+        + """
+runner = sys.modules["stitchcuda_runner"].Runner
+plain = runner.export
+def export(self, outputs, with_state):
+    plain(self, slow(outputs), with_state)
+runner.export = export
+"""
+    )
+    evaluation = judge(TASK, forward("pass", before), settings=QUICK.model_copy(update={"exhaustive": True}))
+    assert evaluation.status == "dishonest"
+    assert {"work_outside_call"} <= {f.rule for f in evaluation.findings if f.layer == "clocks"}
+
+
+@pytest.mark.parametrize(
+    ("body", "rule"),
+    [
+        ("y = torch.relu(x) * self.scale\ny.detach = lambda: y.data\nreturn y", "lazy_output"),
+        ("import sys; sys.setprofile(lambda *_: None)", "lazy_output"),
+        ("torch.Tensor.detach = lambda t: t.data", "patched"),
+        ("self.scale.data.neg_(); return torch.relu(x) * self.scale.abs()", "weight_mutation"),
+        ("import os, time; os.fork() or time.sleep(60)", "child_process"),
+    ],
+)
+def test_tricks_in_python_are_told(judge: Judge, body: str, rule: str) -> None:
+    evaluation = judge(TASK, forward(body))
+    assert evaluation.status == "dishonest", evaluation.message
+    assert rule in [finding.rule for finding in evaluation.findings]
+
+
+KERNEL = """
+extern "C" int scaled(const float* x, const float* s, float* y, long long rows, long long width, void*) {
+    for (long long i = 0; i < rows * width; ++i) y[i] = (x[i] > 0 ? x[i] : 0) * s[i % width];
+    return RESULT;
+}
+"""
+
+ARGUMENTS = [
+    Argument(name="x", dtype="float32"),
+    Argument(name="s", dtype="float32"),
+    Argument(name="y", dtype="float32", role="output"),
+    Argument(name="rows", kind="scalar", dtype="int64"),
+    Argument(name="width", kind="scalar", dtype="int64"),
+]
+
+
+def native(body: str, result: str = "0") -> Program:
+    """A Program with one kernel; ``body`` computes y."""
+    entry = HEAD + "from bindings import scaled\n" + MODULE + "    def forward(self, x):\n"
+    entry += "".join(f"        {line}\n" for line in ["y = torch.empty_like(x)", *body.splitlines(), "return y"])
+    launcher = Launcher(name="scaled", source="kernels.cpp", arguments=ARGUMENTS)
+    files = {"program.py": entry, "kernels.cpp": KERNEL.replace("RESULT", result)}
+    return Program(files=files, manifest=Manifest(target="cpu", launchers=[launcher]))
+
+
+CALL = "scaled(x, self.scale, y, x.shape[0], x.shape[1])"
+STOCK = "y = torch.relu(x) * self.scale"
+
+
+@pytest.fixture(scope="module")
+def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
+    settings = QUICK.model_copy(update={"trace_program": True})
+    cache = tmp_path_factory.mktemp("native")
+    with Evaluator(TASK, make_facts(), DEVICE, cache=cache, settings=settings) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize(
+    ("body", "result", "rules"),
+    [
+        (CALL, "0", []),
+        (STOCK, "0", ["decoy_kernel", "decoy"]),
+        (f"{CALL.replace('x.shape[0]', '1')}\n{STOCK}", "0", ["decoy"]),
+        (f"try:\n    {CALL}\nexcept RuntimeError:\n    {STOCK}", "3", ["kernel_fails"]),
+    ],
+    ids=["honest", "never-launched", "thrown-away", "falls-back"],
+)
+def test_kernels_for_show_are_found(evaluator: Evaluator, body: str, result: str, rules: list[str]) -> None:
+    evaluation = evaluator.evaluate(native(body, result))
+    assert evaluation.status == ("dishonest" if rules else "correct"), evaluation.message
+    seen = [finding.rule for finding in evaluation.findings]
+    assert set(rules) <= set(seen)
+    assert rules or not seen
