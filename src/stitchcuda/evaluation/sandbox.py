@@ -144,14 +144,20 @@ def _as_exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _drop_capabilities() -> None:
+def _drop_capabilities(keep: list[int]) -> None:
+    """Give all capabilities up but those by number in ``keep``, which a profiler of counters may need as root."""
+    words = [0, 0]
+    for number in keep:
+        words[number // 32] |= 1 << (number % 32)
     header = struct.pack("<II", 0x20080522, 0)
-    libc.capset(header, struct.pack("<IIIIII", 0, 0, 0, 0, 0, 0))
+    low, high = words
+    libc.capset(header, struct.pack("<IIIIII", low, low, 0, high, high, 0))
 
 
 def _load(name: str) -> Any:
-    """A neighbouring file as a module, without its package."""
-    spec = importlib.util.spec_from_file_location(f"stitchcuda_{name}", Path(__file__).with_name(f"{name}.py"))
+    """A neighbouring file, or one by its whole path, as a module without its package."""
+    path = Path(name) if name.startswith("/") else Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"stitchcuda_{path.stem}", path)
     if spec is None or spec.loader is None:
         os._exit(70)
     module = importlib.util.module_from_spec(spec)
@@ -183,7 +189,7 @@ def _confine(config: dict[str, Any], uid: int | None, missing: list[str]) -> Non
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
     if not config["trusted"]:
-        _drop_capabilities()
+        _drop_capabilities(config.get("capabilities", []))
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         # Changing the user id hid the process from itself (/proc/self/fd), which libraries do not expect.
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
@@ -341,7 +347,7 @@ def launch(config: dict[str, Any]) -> int:
         print(json.dumps(missing), flush=True)
         os._exit(0)
     config["missing"] = missing
-    _load("runner").main(config)
+    _load(config.get("entry", "runner")).main(config)
     sys.stdout.flush()
     os._exit(0)
 
