@@ -85,6 +85,37 @@ class Timeline(BaseModel):
     pageable_seconds: float = Field(default=0.0, description="of copy_seconds, those from or to pageable host memory")
     synchronisations: int = Field(default=0, description="calls that wait for the device, the last one of a call apart")
     allocations: int = Field(default=0, description="calls that allocate or free device memory")
+    device_seconds: float = Field(
+        default=0.0,
+        description="sum over all device operations, more than busy_seconds where they overlap; 0: not told",
+    )
+    event_seconds: float = Field(default=0.0, description="span by CUDA events, without a profiler; 0: not measured")
+    graph_launches: int = Field(default=0, description="CUDA graphs launched")
+    streams: int = Field(default=0, description="streams that work ran on; 0: not told")
+    peak_bytes: int = Field(default=0, description="largest device memory in use by torch in a call; 0: not told")
+
+
+class OperatorTime(BaseModel):
+    """Device time of all kernels that one ATen operator (or range of a Program) launched, per call."""
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    seconds: float
+    share: float = Field(description="of the device's time, 0 to 1")
+    kernels: int = Field(description="device operations per call")
+
+
+class PathPart(BaseModel):
+    """One thing on the critical path: a change elsewhere does not shorten the call."""
+
+    model_config = ConfigDict(frozen=True)
+
+    where: Literal["device", "host"]
+    what: str = Field(description="a kernel, a copy, or what the host does")
+    seconds: float = Field(description="per call")
+    share: float = Field(description="of the call, 0 to 1")
+    count: int
 
 
 class KernelCounters(BaseModel):
@@ -138,3 +169,8 @@ class Profile(BaseModel):
     diagnoses: list[KernelDiagnosis] = Field(
         default_factory=list, description="kernels whose counters were read, by falling gain of the whole call"
     )
+    counters: list[KernelCounters] = Field(default_factory=list, description="what the diagnoses rest on")
+    operators: list[OperatorTime] = Field(default_factory=list, description="by falling time, at most 20")
+    critical_path: list[PathPart] = Field(default_factory=list, description="by falling time, at most 12")
+    version: str = Field(default="", description="of the source")
+    remarks: list[str] = Field(default_factory=list, description="what could not be measured, and why")
