@@ -54,7 +54,6 @@ from tests.evaluation.integrity.support import forward, inspected, rejected
         ("import ctypes\nctypes.CDLL(None).ptrace(0)", "controls_process"),
         ("import ctypes\nlibc = ctypes.CDLL('libc.so.6')\nlibc.mprotect(0, 1, 7)", "patches_code"),
         ("load_inline(extra_cflags=['-fplugin=./x.so'])", "build_flags"),
-        ("import torch\nwith torch.profiler.profile() as p: pass", "replaces_measuring"),
     ],
 )
 def test_what_has_no_honest_use_is_rejected_with_its_line(source: str, rule: str) -> None:
@@ -96,6 +95,7 @@ def test_a_tensor_that_answers_for_itself_ends_the_process_or_leaves_is_seen() -
         "import torch\ntorch.ops.load_library('x')\ntorch.library.define('a::b', '() -> ()')",
         "import numpy as np\na = np.zeros(3)\na.shape = (3, 1)",
         "import random\nrandom.choice([1])",
+        "load_inline(extra_ldflags=['-Wl,-rpath,/usr/local/cuda/lib64', '-lcublas'], extra_include_paths=['/opt/x'])",
         "text = '__global__ void k() { /* kill(0, 9) */ }  // _exit(0)'",
     ],
 )
@@ -117,6 +117,7 @@ def test_honest_code_that_looks_alike_is_not_rejected(source: str) -> None:
         ("import torch\nclass T(torch.Tensor): pass", "tensor_subclass"),
         ("import atexit\natexit.register(print)", "runs_later"),
         ("import sys\nprint(sys.argv)", "inspects_process"),
+        ("import torch\nwith torch.profiler.profile() as p: pass", "profiles_itself"),
         ("import torch\ntorch.save(1, 'x')", "writes_files"),
         ("x = open('/data/answers.bin', 'rb').read()", "reads_files"),
         ("load_inline(extra_cuda_cflags=['-O3', '--use_fast_math'])", "fast_math"),

@@ -76,7 +76,7 @@ REFERENCES: dict[str, str] = by_name(
     time.time time.time_ns time.perf_counter time.perf_counter_ns time.monotonic time.monotonic_ns time.process_time
     time.thread_time time.clock_gettime time.sleep
     """,
-    replaces_measuring="""
+    profiles_itself="""
     torch.profiler.profile torch.autograd.profiler.profile torch.cuda.profiler.start torch.cuda.profiler.stop
     torch.cuda.cudart().cudaProfilerStop torch.autograd._disable_profiler
     """,

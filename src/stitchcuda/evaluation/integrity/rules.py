@@ -90,6 +90,7 @@ RULES: dict[str, Rule] = {
     "static_initialiser": Rule("flag", "code runs when the library is loaded"),
     "file_access": Rule("flag", "native code opens files or reads its environment"),
     "runtime_loading": Rule("flag", "native code looks up functions at run time"),
+    "profiles_itself": Rule("flag", "a profiler is started or stopped"),
     "reads_clock": Rule("flag", "the program reads a clock"),
     "host_assembly": Rule("flag", "host code is written as assembly"),
     "changes_environment": Rule("flag", "settings of the process that change how others run are changed"),

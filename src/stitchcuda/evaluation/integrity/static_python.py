@@ -16,11 +16,13 @@ from stitchcuda.evaluation.integrity import python_tables as tables
 from stitchcuda.evaluation.integrity.fold import UNKNOWN, Folder
 from stitchcuda.evaluation.integrity.names import Names
 from stitchcuda.evaluation.integrity.python_caches import cache_hits
+from stitchcuda.evaluation.integrity.python_files import Files
 from stitchcuda.evaluation.integrity.python_outputs import output_hits
-from stitchcuda.evaluation.integrity.python_view import View
+from stitchcuda.evaluation.integrity.python_patches import Patches
+from stitchcuda.evaluation.integrity.python_view import View, called_name
 from stitchcuda.evaluation.integrity.rules import Hit
-from stitchcuda.evaluation.integrity.symbols import IMPORTS
 from stitchcuda.evaluation.integrity.trees import docstrings, parse, under_main_guard, walk
+from stitchcuda.evaluation.integrity.words import words
 from stitchcuda.task.model import Precision
 
 _MEMORY_PATH = re.compile(r"/proc/[^/\s]+/(task/[^/\s]+/)?mem\b|/dev/k?mem\b")
@@ -33,9 +35,8 @@ _FAST = re.compile(
 )
 _FAST_OTHER = re.compile(r"-ffast-math|-Ofast|-funsafe-math|-use_fast_math|-ffinite-math|-fassociative-math")
 _ODD_FLAG = re.compile(
-    r"-fplugin|-wrapper\b|^@|-include\b|-imacros|^-B|--?compiler-bindir|-ccbin|-specs=|-fuse-ld|--preload|-rpath"
-    r"|-T[ =,]|-Wl,--wrap|--wrap="
-    r"|-dlink-time|--pre-include|--options-file|-optf|-iquote\s*/|-ld-path"
+    r"-fplugin|-wrapper\b|^@|-include\b|-imacros|^-B/|-specs=|--preload|-Wl,--wrap|--wrap=|-dlink-time|--pre-include"
+    r"|--options-file|-optf"
 )
 _NATIVE_TEXT = re.compile(
     r"__global__|#\s*include\s*[<\"]|extern\s+\"C\"|PYBIND11_MODULE|cuda(Stream|Event|Memcpy|Launch)|torch::Tensor|at::Tensor"
@@ -47,7 +48,8 @@ _REFERENCE_FILES = re.compile(
 _REFERENCE_MODULES = frozenset(
     {"reference", "reference_model", "ref_model", "original_model", "kernelbench", "KernelBench"}
 )
-_INSTALL = re.compile(r"\b(pip3?|uv|conda|apt-get)\b.*\binstall\b")
+_DECODERS = words("b64decode b85decode a85decode b32decode unhexlify fromhex decompress decodebytes")
+_ODD_CODECS = frozenset({"rot13", "rot_13", "hex", "base64", "zlib"})
 _RUNNING = frozenset({"exec", "eval"})
 
 
@@ -68,9 +70,9 @@ def python_hits(
     if tree is None:
         return []
     try:
-        scan = _Scan(path, tree, precision, local)
-        view = View(path, tree, scan.folder, scan.names)
-        return [*scan.run(), *cache_hits(view), *output_hits(view, outputs or {})]
+        folder = Folder(tree)
+        view = View(path, tree, folder, Names(tree, folder))
+        return [*_Scan(view, precision, local).run(), *cache_hits(view), *output_hits(view, outputs or {})]
     except RecursionError:
         return [Hit("dynamic_code", path, 0, "expressions are nested too deeply to be read")]
 
@@ -98,16 +100,13 @@ def native_texts(source: str) -> list[tuple[int, str]]:
 class _Scan:
     """One pass over one file."""
 
-    def __init__(self, path: str, tree: ast.Module, precision: Precision, local: frozenset[str]) -> None:
-        self.path, self.tree, self.precision, self.local = path, tree, precision, local
-        self.folder = Folder(tree)
-        self.names = Names(tree, self.folder)
-        self.docs = docstrings(tree)
-        self.own_descriptors = self._own_descriptors()
-        self.main_guard = under_main_guard(tree)
-        self.assigned = {
-            id(target): node.value for node in walk(tree) if isinstance(node, ast.Assign) for target in node.targets
-        }
+    def __init__(self, view: View, precision: Precision, local: frozenset[str]) -> None:
+        self.view, self.precision, self.local = view, precision, local
+        self.path, self.tree, self.folder, self.names = view.path, view.tree, view.folder, view.names
+        self.hit = view.hit
+        self.patches, self.files = Patches(view, precision, local), Files(view)
+        self.docs = docstrings(view.tree)
+        self.main_guard = under_main_guard(view.tree)
 
     def run(self) -> Iterator[Hit]:
         for node in walk(self.tree):
@@ -120,14 +119,11 @@ class _Scan:
             if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
                 if isinstance(node.ctx, ast.Load):
                     yield from self._reference(node)
-                else:
-                    yield from self._store(node)
+                elif not isinstance(node, ast.Name):
+                    yield from self.patches.stored(node)
             if isinstance(node, (ast.Constant, ast.BinOp, ast.JoinedStr)) and id(node) not in self.docs:
                 yield from self._string(node)
         yield from self._loose_reference()
-
-    def hit(self, rule: str, node: ast.AST, what: str) -> Hit:
-        return Hit(rule, self.path, getattr(node, "lineno", 0), what)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[Hit]:
         if isinstance(node, ast.Import):
@@ -172,66 +168,13 @@ class _Scan:
             elif path.startswith("ctypes.pythonapi."):
                 yield self.hit("raw_memory", node, path)
             elif isinstance(node, ast.Attribute) and path.startswith(("ctypes.CDLL().", "ctypes.cdll.LoadLibrary().")):
-                yield from self._foreign_function(node, node.attr)
-
-    def _store(self, node: ast.Name | ast.Attribute | ast.Subscript) -> Iterator[Hit]:
-        if isinstance(node, ast.Name):
-            return
-        if isinstance(node, ast.Subscript):
-            for base in self.names.resolve(node.value):
-                key = self.folder.text(node.slice)
-                if base == "sys.modules":
-                    if key is None or key.split(".")[0] in tables.PATCHED_ROOTS:
-                        yield self.hit("patches_framework", node, f"sys.modules[{key!r}] is set")
-                elif base.endswith(".__dict__"):
-                    yield from self._patched(node, f"{base.removesuffix('.__dict__')}.{key or '?'}")
-                elif base == "os.environ":
-                    yield from self._environment(node, key)
-            return
-        for base in self.names.resolve(node.value):
-            yield from self._patched(node, f"{base}.{node.attr}")
-
-    def _patched(self, node: ast.AST, path: str) -> Iterator[Hit]:
-        owner, _, name = path.rpartition(".")
-        root = path.split(".")[0]
-        if root not in tables.PATCHED_ROOTS or root in self.local:
-            return
-        if path in tables.REDIRECTS:
-            yield self.hit("changes_environment", node, f"{path} is set")
-        elif path.startswith(tables.SETTINGS_PREFIXES):
-            yield from self._setting(node, path)
-        elif "()" in owner:  # an attribute of an object, such as a module's weight; only a timer's methods matter
-            if name in tables.TIMER_METHODS:
-                yield self.hit("patches_timer", node, f"{path} is set")
-            elif name in tables.TENSOR_METHODS and owner.startswith("torch.") and not owner.startswith("torch.nn."):
-                yield self.hit("tensor_subclass", node, f"{path} is set")
-        elif path.startswith(tables.TIMER_PREFIXES) or name in tables.TIMER_METHODS:
-            yield self.hit("patches_timer", node, f"{path} is set")
-        else:
-            yield self.hit("patches_framework", node, f"{path} is set")
-
-    def _setting(self, node: ast.AST, path: str) -> Iterator[Hit]:
-        if "tf32" in path or "reduced_precision" in path or "fp32_precision" in path:
-            value = self.assigned.get(id(node))
-            folded = self.folder.fold(value) if value is not None else None
-            off = folded is not None and folded.value in (False, "ieee", "none")
-            if self.precision == "fp32" and not off:
-                yield self.hit("precision_switch", node, f"{path} is set")
-        elif path.startswith("torch.utils.cpp_extension."):
-            yield self.hit("changes_environment", node, f"{path} is set")
-
-    def _environment(self, node: ast.AST, key: str | None) -> Iterator[Hit]:
-        if key is None or key.startswith(
-            ("LD_", "PYTHON", "TORCHDYNAMO", "NVIDIA_", "CUDA_LAUNCH", "CUBLAS", "OMP_", "CUDA_MODULE")
-        ):
-            rule = "precision_switch" if key == "NVIDIA_TF32_OVERRIDE" else "changes_environment"
-            yield self.hit(rule, node, f"os.environ[{key!r}] is set")
+                yield from self.files.foreign_function(node, node.attr)
 
     def _call(self, node: ast.Call) -> Iterator[Hit]:
         functions = self.names.resolve(node.func)
         for function in functions:
             yield from self._named_call(node, function)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        name = called_name(node)
         for path in self.names.resolve(node):  # what a roundabout look-up gives: getattr(os, "_ex" + "it")
             if path in tables.REFERENCES and path.rpartition(".")[2] not in _RUNNING:
                 yield self.hit(tables.REFERENCES[path], node, path)
@@ -250,98 +193,34 @@ class _Scan:
             yield self.hit("changes_environment", node, name)
 
     def _named_call(self, node: ast.Call, function: str) -> Iterator[Hit]:
-        arguments = node.args
-        if function in (
-            "builtins.setattr",
-            "builtins.delattr",
-            "builtins.type.__setattr__",
-            "builtins.object.__setattr__",
-        ):
-            if len(arguments) >= 2:
-                name = self.folder.text(arguments[1])
-                for base in self.names.resolve(arguments[0]):
-                    yield from self._patched(node, f"{base}.{name or '?'}")
-        elif function.endswith(("mock.patch", "mock.patch.object", "forbiddenfruit.curse")):
-            yield self.hit("patches_framework", node, function)
-        elif function.endswith((".__setattr__", ".__dict__.update", ".__dict__.__setitem__", ".__dict__.setdefault")):
-            base = (
-                function.removesuffix(".update")
-                .removesuffix(".__setitem__")
-                .removesuffix(".setdefault")
-                .removesuffix(".__setattr__")
-            )
-            key = (self.folder.text(arguments[0]) if arguments else None) or "?"
-            yield from self._patched(node, f"{base.removesuffix('.__dict__')}.{key}")
-        elif function in tables.HIDDEN_RUNNERS:
+        yield from self.patches.called(node, function)
+        yield from self.files.called(node, function)
+        if function in tables.HIDDEN_RUNNERS:
             yield from self._executed(node, function)
-        elif function in ("importlib.import_module", "builtins.__import__", "importlib.__import__") and arguments:
-            yield from self._imported(node, arguments[0])
-        elif function in (
-            "os.write",
-            "os.pwrite",
-            "os.writev",
-            "os.dup2",
-            "os.sendfile",
-            "os.fdopen",
-            "builtins.open",
-            "io.open",
-            "io.FileIO",
-        ):
-            yield from self._descriptor(node, function)
-        elif function.endswith(
-            (
-                "pathlib.Path().read_text",
-                "pathlib.Path().read_bytes",
-                "pathlib.Path().write_text",
-                "pathlib.Path().write_bytes",
-            )
-        ):
-            if not self._own_file(node.func):
-                rule = "writes_files" if "write" in function else "reads_files"
-                yield self.hit(rule, node, function.rpartition(".")[2])
-        elif function in ("os.environ.setdefault", "os.putenv") and arguments:
-            yield from self._environment(node, self.folder.text(arguments[0]))
-        elif function in ("ctypes.CDLL", "ctypes.PyDLL", "ctypes.cdll.LoadLibrary", "ctypes.WinDLL"):
-            yield from self._library(node)
-        elif function.startswith(("subprocess.", "os.system", "os.popen")) and self._installs(node):
-            yield self.hit("installs_packages", node, function)
+        elif function in ("importlib.import_module", "builtins.__import__", "importlib.__import__") and node.args:
+            yield from self._imported(node, node.args[0])
 
     def _executed(self, node: ast.Call, function: str) -> Iterator[Hit]:
+        name = function.removeprefix("builtins.")
         folded = self.folder.fold(node.args[0]) if node.args else None
         if folded is None:
-            maker = next((True for part in walk(node) if part is not node and self._decodes(part)), False)
-            yield self.hit(
-                "executes_hidden_code" if maker else "dynamic_code",
-                node,
-                f"{function.removeprefix('builtins.')} of a computed value",
-            )
+            decoded = any(self._decodes(part) for part in walk(node) if part is not node)
+            yield self.hit("executes_hidden_code" if decoded else "dynamic_code", node, f"{name} of a computed value")
             return
         if folded.decoded:
-            yield self.hit("executes_hidden_code", node, f"{function.removeprefix('builtins.')} of decoded text")
-        elif function != "builtins.compile":
-            yield self.hit("dynamic_code", node, function.removeprefix("builtins."))
+            yield self.hit("executes_hidden_code", node, f"{name} of decoded text")
+        elif name != "compile":
+            yield self.hit("dynamic_code", node, name)
         if isinstance(folded.value, (str, bytes)):
             text = folded.value if isinstance(folded.value, str) else folded.value.decode(errors="replace")
             for inner in python_hits(self.path, text, precision=self.precision, local=self.local):
                 yield Hit(inner.rule, self.path, node.lineno, f"in executed text: {inner.what}")
 
     def _decodes(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Call):
-            return False
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        return name in (
-            "b64decode",
-            "b85decode",
-            "a85decode",
-            "unhexlify",
-            "fromhex",
-            "decompress",
-            "rot13",
-            "decodebytes",
-        ) or (
-            name in ("decode",)
-            and any(self.folder.text(argument) in ("rot13", "rot_13", "hex", "base64") for argument in node.args)
-        )
+        name = called_name(node)
+        if name == "decode" and isinstance(node, ast.Call):
+            return any(self.folder.text(argument) in _ODD_CODECS for argument in node.args)
+        return name in _DECODERS
 
     def _imported(self, node: ast.Call, argument: ast.expr) -> Iterator[Hit]:
         module = self.folder.text(argument)
@@ -349,105 +228,6 @@ class _Scan:
             yield self.hit("dynamic_import", node, "the name is computed")
             return
         yield from self._module(node, module)
-
-    def _descriptor(self, node: ast.Call, function: str) -> Iterator[Hit]:
-        if not node.args:
-            return
-        opened = function in ("builtins.open", "io.open", "io.FileIO")
-        target = node.args[1] if function == "os.dup2" and len(node.args) > 1 else node.args[0]
-        folded = self.folder.fold(target)
-        if opened and (folded is None or not isinstance(folded.value, int)):
-            yield from self._opened(node, folded.value if folded is not None else None)
-            return
-        if folded is not None and isinstance(folded.value, int):
-            if folded.value > 2 or function == "os.dup2":
-                yield self.hit("writes_descriptors", node, f"{function}({folded.value}, ...)")
-        elif not self._own_descriptor(target):
-            yield self.hit("writes_descriptors", node, f"{function} to a descriptor that it did not open")
-
-    def _opened(self, node: ast.Call, path: object) -> Iterator[Hit]:
-        if self._own_file(node.args[0]):
-            return
-        mode = self.folder.text(node.args[1]) if len(node.args) > 1 else None
-        for keyword in node.keywords:
-            if keyword.arg == "mode":
-                mode = self.folder.text(keyword.value)
-        if isinstance(path, str) and path in ("/proc/cpuinfo", "/proc/meminfo"):
-            return
-        writes = mode is not None and any(letter in mode for letter in "wax+")
-        yield self.hit("writes_files" if writes else "reads_files", node, f"open({path!r})" if path else "open()")
-
-    def _own_file(self, node: ast.AST, depth: int = 0) -> bool:
-        """Whether a path is made from ``__file__`` or a fresh temporary folder."""
-        if depth > 8:
-            return False
-        for part in walk(node):
-            if isinstance(part, ast.Name) and part.id == "__file__":
-                return True
-            if isinstance(part, (ast.Name, ast.Attribute, ast.Call)):
-                for path in self.names.resolve(part):
-                    if path.startswith("tempfile."):
-                        return True
-            if isinstance(part, ast.Name) and any(
-                self._own_file(value, depth + 1) for value in self.names.values(part.id)
-            ):
-                return True
-        return False
-
-    def _own_descriptors(self) -> set[str]:
-        """Names bound to descriptors that the file opened itself."""
-        own: set[str] = set()
-        for node in walk(self.tree):
-            if isinstance(node, ast.Assign) and self._opens(node.value):
-                names = (part for target in node.targets for part in walk(target) if isinstance(part, ast.Name))
-                own.update(name.id for name in names)
-        return own
-
-    def _opens(self, node: ast.AST) -> bool:
-        if not isinstance(node, ast.Call):
-            return False
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "fileno":
-            return True
-        return any(path in tables.OPENERS for path in self.names.resolve(node.func))
-
-    def _own_descriptor(self, node: ast.AST) -> bool:
-        if isinstance(node, ast.Subscript):
-            node = node.value
-        return node.id in self.own_descriptors if isinstance(node, ast.Name) else self._opens(node)
-
-    def _foreign_function(self, node: ast.AST, name: str) -> Iterator[Hit]:
-        """A function of a C library that is reached through ctypes."""
-        rule = IMPORTS.get(name)
-        if name.startswith(("cuStreamCreate", "cudaStreamCreate")):
-            rule = "side_stream"
-        if rule is not None:
-            yield self.hit(rule, node, f"{name} through ctypes")
-
-    def _library(self, node: ast.Call) -> Iterator[Hit]:
-        name = self.folder.text(node.args[0]) if node.args else None
-        if (
-            not node.args
-            or (isinstance(node.args[0], ast.Constant) and node.args[0].value is None)
-            or (name and "libc." in name)
-        ):
-            yield self.hit("native_loader", node, "the C library through ctypes")
-        elif name is None or not re.search(r"(nvrtc|libcuda|cudart|cublas|cudnn|libgomp)", name):
-            yield self.hit("native_loader", node, f"ctypes.CDLL({name!r})" if name else "ctypes.CDLL")
-
-    def _installs(self, node: ast.Call) -> bool:
-        words = " ".join(
-            str(folded.value) for argument in node.args if (folded := self.folder.fold(argument)) is not None
-        )
-        parts = [
-            part.value
-            for argument in node.args
-            for part in walk(argument)
-            if isinstance(part, ast.Constant) and isinstance(part.value, str)
-        ]
-        return bool(
-            _INSTALL.search(words)
-            or ("install" in parts and any(part in ("pip", "pip3", "uv", "conda") for part in parts))
-        )
 
     def _flags(self, node: ast.AST) -> Iterator[Hit]:
         for part in walk(node):

@@ -63,7 +63,7 @@ IMPORTS: dict[str, str] = by_name(
     cudaCtxResetPersistingL2Cache cuCtxResetPersistingL2Cache cudaStreamSetAttribute cuStreamSetAttribute
     cuCtxSetLimit cudaDeviceSetLimit
     """,
-    replaces_measuring="""
+    profiles_itself="""
     cudaProfilerStop cudaProfilerStart cuProfilerStop cuProfilerStart
     """,
 )
