@@ -150,4 +150,9 @@ def test_its_own_modules_are_nobodys_secret() -> None:
 def test_what_does_not_parse_or_nests_without_end_is_left_to_the_build() -> None:
     assert rejected(inspected("def broken(:")) == set()
     assert rejected(inspected("x = " + "(" * 150 + "1" + ")" * 150)) == set()
-    assert rejected(inspected("x = " + "+".join(["1"] * 5000))) == set()
+
+
+def test_deep_expressions_blind_no_other_rule() -> None:
+    deep = forward("y = " + "+".join(["x"] * 800) + "\nz = " + "(" * 90 + "x" + ")" * 90 + "\nreturn y")
+    found = inspected(deep + "\nimport os\nos._exit(0)\nq = " + "+".join(["1"] * 2000))
+    assert "ends_process" in rejected(found)

@@ -32,13 +32,17 @@ _SAME_CONTENTS = frozenset({"equal", "allclose", "array_equal"})
 def cache_hits(view: View) -> Iterator[Hit]:
     """Hits in all functions that a call may reach."""
     for function in view.hot:
-        rules = _Caches(view, function)
-        yield from rules.keyed()
-        yield from rules.counted()
-        if not view.graphs:
-            yield from rules.kept_results()
-            yield from rules.carried()
-        yield from rules.memoised()
+        yield from view.all(_function_hits(view, function))
+
+
+def _function_hits(view: View, function: Function) -> Iterator[Hit]:
+    rules = _Caches(view, function)
+    yield from rules.keyed()
+    yield from rules.counted()
+    if not view.graphs:
+        yield from rules.kept_results()
+        yield from rules.carried()
+    yield from rules.memoised()
 
 
 class _Caches:

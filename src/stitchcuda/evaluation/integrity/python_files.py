@@ -90,9 +90,9 @@ class Files:
             resolvable = isinstance(part, (ast.Name, ast.Attribute, ast.Call))
             if resolvable and any(path.startswith("tempfile.") for path in names.resolve(part)):
                 return True
-            if isinstance(part, ast.Name):
-                if part.id == "__file__" or any(self._own_file(each, depth + 1) for each in names.values(part.id)):
-                    return True
+            values = names.values(part.id) if isinstance(part, ast.Name) else []
+            if _is_file(part) or any(self._own_file(each, depth + 1) for each in values):
+                return True
         return False
 
     def _opens(self, node: ast.AST) -> bool:
@@ -126,3 +126,7 @@ class Files:
             if isinstance(part, ast.Constant) and isinstance(part.value, str)
         }
         return bool(_INSTALL.search(words)) or ("install" in parts and bool(parts & _INSTALLERS))
+
+
+def _is_file(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id == "__file__"

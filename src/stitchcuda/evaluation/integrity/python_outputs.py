@@ -40,20 +40,15 @@ _ITEMS = frozenset({"__getitem__", "__iter__", "__len__", "items", "values"})
 def output_hits(view: View, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
     """Hits in one file; ``outputs`` gives, for each launcher of the manifest, the positions of its output arguments."""
     for function in view.hot:
-        yield from _fallbacks(view, function)
-        yield from _library(view, function)
-        yield from _exits(view, function)
-        yield from _discarded(view, function, outputs)
-        yield from _weights(view, function)
-        yield from _unwritten(view, function)
+        for rule in (_fallbacks, _library, _exits, _weights, _unwritten):
+            yield from view.all(rule(view, function))
+        yield from view.all(_discarded(view, function, outputs))
     for forward in view.forwards():
-        yield from _inputs(view, forward)
-        yield from _returns(view, forward)
-    yield from _types(view)
-    yield from _streams(view)
-    yield from _reference(view)
-    yield from _folded(view)
-    yield from _unlaunched(view, outputs)
+        yield from view.all(_inputs(view, forward))
+        yield from view.all(_returns(view, forward))
+    for whole in (_types, _streams, _reference, _folded):
+        yield from view.all(whole(view))
+    yield from view.all(_unlaunched(view, outputs))
 
 
 def _fallbacks(view: View, function: Function) -> Iterator[Hit]:

@@ -4,6 +4,7 @@ expressions depend on. Rules are in ``python_caches`` and ``python_outputs``."""
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 
 from stitchcuda.evaluation.integrity.fold import Folder
 from stitchcuda.evaluation.integrity.names import Names
@@ -42,6 +43,16 @@ class View:
         """A hit at a node; what it says is the node's own text unless given."""
         text = ast.unparse(node) if what is None else what
         return Hit(rule, self.path, getattr(node, "lineno", 0), text[:80])
+
+    def all(self, hits: Iterator[Hit]) -> list[Hit]:
+        """What a rule finds, up to where expressions are nested too deeply for it: that blinds one rule, not all."""
+        found: list[Hit] = []
+        try:
+            for hit in hits:
+                found.append(hit)
+        except RecursionError:
+            found.append(Hit("dynamic_code", self.path, 0, "expressions are nested too deeply to be read"))
+        return found
 
     def forwards(self, name: str = "ModelNew") -> list[Function]:
         """``forward`` and ``__call__`` of a class."""

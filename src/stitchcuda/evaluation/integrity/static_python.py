@@ -69,12 +69,9 @@ def python_hits(
     tree = parse(source)
     if tree is None:
         return []
-    try:
-        folder = Folder(tree)
-        view = View(path, tree, folder, Names(tree, folder))
-        return [*_Scan(view, precision, local).run(), *cache_hits(view), *output_hits(view, outputs or {})]
-    except RecursionError:
-        return [Hit("dynamic_code", path, 0, "expressions are nested too deeply to be read")]
+    folder = Folder(tree)
+    view = View(path, tree, folder, Names(tree, folder))
+    return [*_Scan(view, precision, local).run(), *cache_hits(view), *output_hits(view, outputs or {})]
 
 
 def native_texts(source: str) -> list[tuple[int, str]]:
@@ -110,20 +107,22 @@ class _Scan:
 
     def run(self) -> Iterator[Hit]:
         for node in walk(self.tree):
-            if id(node) in self.main_guard:
-                continue
-            if isinstance(node, (ast.Import, ast.ImportFrom)):
-                yield from self._import(node)
-            elif isinstance(node, ast.Call):
-                yield from self._call(node)
-            if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
-                if isinstance(node.ctx, ast.Load):
-                    yield from self._reference(node)
-                elif not isinstance(node, ast.Name):
-                    yield from self.patches.stored(node)
-            if isinstance(node, (ast.Constant, ast.BinOp, ast.JoinedStr)) and id(node) not in self.docs:
-                yield from self._string(node)
+            if id(node) not in self.main_guard:
+                yield from self.view.all(self._node(node))
         yield from self._loose_reference()
+
+    def _node(self, node: ast.AST) -> Iterator[Hit]:
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from self._import(node)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node)
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+            if isinstance(node.ctx, ast.Load):
+                yield from self._reference(node)
+            elif not isinstance(node, ast.Name):
+                yield from self.patches.stored(node)
+        if isinstance(node, (ast.Constant, ast.BinOp, ast.JoinedStr)) and id(node) not in self.docs:
+            yield from self._string(node)
 
     def _import(self, node: ast.Import | ast.ImportFrom) -> Iterator[Hit]:
         if isinstance(node, ast.Import):

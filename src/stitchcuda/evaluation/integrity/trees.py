@@ -13,7 +13,7 @@ def parse(source: str) -> ast.Module | None:
     """The tree of a source; None for one that Python cannot parse. Shared: do not change it."""
     try:
         return ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
