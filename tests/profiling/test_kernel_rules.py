@@ -182,3 +182,10 @@ def test_names_agree_between_tools() -> None:
 )
 def test_amdahl(share: float, gain: float, whole: float) -> None:
     assert amdahl(share, gain) == pytest.approx(whole)
+
+
+def test_wide_accesses_that_count_as_conflicts_are_none() -> None:
+    busy = {"l1": 92.0, "l1_wavefronts": 1e6, "shared_wavefronts": 1e6, "shared_conflicts": 7.5e5}
+    numbers: Any = busy | {"shared_bytes_per_wavefront": 128.0, "stall_mio_throttle": 6.0}
+    assert diagnose(counters(**numbers)).cause == "l1_bandwidth"
+    assert diagnose(counters(**(numbers | {"shared_bytes_per_wavefront": 7.8}))).cause == "bank_conflicts"

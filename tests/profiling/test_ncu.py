@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.errors import ProfilerError, ToolMissing
-from stitchcuda.profiling.metrics import WANTED
-from stitchcuda.profiling.ncu import clean_environment, collect, command, explain, find_ncu, function_name, longest
+from stitchcuda.profiling.metrics import SECTIONS, WANTED
+from stitchcuda.profiling.ncu import clean_environment, collect, command, explain, find_ncu, function_name, longest, top
 from tests.profiling.counters import counters
 
 NCU = Path("/opt/ncu")
@@ -24,7 +24,8 @@ def tool(folder: Path, body: str) -> Path:
     """A program that stands where ncu would, for what no machine without a GPU can make the real one do."""
     path = folder / "ncu"
     path.write_text(
-        f"#!{sys.executable}\nimport os, sys, time\nif sys.argv[1] == '--version':\n    sys.exit()\n"
+        f"#!{sys.executable}\nimport os, sys, time\n"
+        "if sys.argv[1] in ('--version', '--query-metrics-mode'):\n    sys.exit()\n"
         f"log = sys.argv[sys.argv.index('--log-file') + 1]\n{body}\n"
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
@@ -66,10 +67,8 @@ def test_clocks_are_left_alone_and_only_named_kernels_are_replayed() -> None:
 
 def test_sections_are_those_of_the_question() -> None:
     words = command(NCU, ["x"], log=Path("log"), questions=["stalls"], metrics=())
-    assert [b for a, b in itertools.pairwise(words) if a == "--section"] == [
-        "SchedulerStats",
-        "WarpStateStats",
-    ]
+    sections = [b for a, b in itertools.pairwise(words) if a == "--section"]
+    assert sections == [*SECTIONS["limits"], "SchedulerStats", "WarpStateStats"]
 
 
 @pytest.mark.parametrize(
@@ -160,6 +159,30 @@ def test_longest_launch_of_each_kernel_first() -> None:
     launches = [counters(name="a", seconds=1), counters(name="b", seconds=5), counters(name="a", seconds=3)]
     assert [(k.name, k.seconds) for k in longest(launches, 5)] == [("b", 5), ("a", 3)]
     assert len(longest(launches, 1)) == 1
+
+
+def test_a_kernel_that_the_others_crowded_out_is_asked_for_again(tmp_path: Path) -> None:
+    crowded = tool(
+        tmp_path,
+        "name = sys.argv[sys.argv.index('--kernel-name') + 1]\n"
+        f"table = '{TABLE}'\n"
+        "open(log, 'w').write(table if '|' in name else table.replace('f()', name[8:-2] + '()'))",
+    )
+    got = top(["true"], ["void f<int>(int)", "rare(int)"], ncu=crowded)
+    assert sorted(kernel.name for kernel in got.kernels) == ["f()", "rare()"]
+
+
+def test_where_every_counter_is_refused_the_tools_own_sections_are_asked_for(tmp_path: Path) -> None:
+    refusing = tool(
+        tmp_path,
+        "if '--metrics' in sys.argv:\n"
+        "    asked = sys.argv[sys.argv.index('--metrics') + 1].split(',')\n"
+        "    open(log, 'w').write('==ERROR== Failed to find metric ' + asked[0])\n    sys.exit(1)\n"
+        f"assert 'WarpStateStats' in sys.argv\nopen(log, 'w').write('{TABLE}')",
+    )
+    got = collect(["true"], ncu=refusing, metrics=["a__b.sum", "c__d.sum", "e__f.sum", "g__h.sum"])
+    assert got.left_out == ["a__b.sum", "c__d.sum", "e__f.sum", "g__h.sum"]
+    assert len(got.kernels) == 1
 
 
 @pytest.mark.gpu

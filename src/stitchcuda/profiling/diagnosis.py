@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.kernel_rules import causes
 from stitchcuda.profiling.metrics import Facts
-from stitchcuda.profiling.model import KernelCounters, KernelDiagnosis, KernelTime
-from stitchcuda.profiling.remedies import FIRST
+from stitchcuda.profiling.model import KernelCounters, KernelDiagnosis, KernelTime, Timeline
+from stitchcuda.profiling.remedies import FIRST, WORTH_NAMING, remedies
 from stitchcuda.profiling.roofline import amdahl
-from stitchcuda.profiling.rules import BOTTLENECK_OF
+from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause
 
 DIGITS = 4
 """Significant digits of the numbers that are kept as evidence."""
@@ -74,6 +75,45 @@ def rank(
         share = min(seconds / wall_seconds, 1.0) if wall_seconds > 0 else 0.0
         found.append(diagnose(one, device=device, share=share, operator=known.operator if known is not None else ""))
     return sorted(found, key=lambda diagnosis: -diagnosis.program_gain)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """One change to the program. ``gain`` is the predicted speedup of the whole call, more than 1."""
+
+    change: str
+    gain: float
+    evidence: str
+    kernel: str = ""
+
+
+def suggestions(
+    timeline: Timeline,
+    kernels: Sequence[KernelTime],
+    diagnoses: Sequence[KernelDiagnosis],
+    *,
+    device: Device | None = None,
+    work: Work | None = None,
+    limit: int = 5,
+) -> list[Suggestion]:
+    """Changes to the whole call and to single kernels in one order: the largest predicted gain of the call first.
+
+    Kernels' gains are what their next limit allows; the call's are those of ``profiling.remedies``. Gains do not add
+    up: after the first change, profile again. What gains less than 2 % is left out.
+    """
+    wall = timeline.wall_seconds
+    cause, evidence = call_cause(timeline, device)
+    found = [
+        Suggestion(remedy.change, remedy.gain(wall), evidence if cause != "none" else "")
+        for remedy in remedies(timeline, kernels, device, work)
+    ]
+    found += [
+        Suggestion(f"{one.kernel[:80]}: {one.suggestion}", one.program_gain, one.evidence, one.kernel)
+        for one in diagnoses
+        if one.cause != "none"
+    ]
+    worth = [one for one in found if one.gain >= WORTH_NAMING]
+    return sorted(worth, key=lambda one: -one.gain)[:limit]
 
 
 def short(name: str) -> str:

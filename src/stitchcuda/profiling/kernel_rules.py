@@ -24,7 +24,7 @@ UNIT_BUSY = 0.60
 """A unit used this share of the time is what binds. Profiling Guide: below 60 % of every peak, latency is the issue."""
 TENSOR_BUSY = 0.40
 """The same for tensor cores: mma.sync reaches about 63 % of their peak on Hopper at best (arXiv 2501.12084)."""
-L2_BUSY = 0.50
+L2_BUSY = 0.45
 """The same for the L2: its slices and the crossbar let no kernel see much more than two thirds of the nominal peak."""
 ISSUE_BUSY = 0.80
 """Schedulers that issue in this share of cycles have no waits left to hide."""
@@ -42,6 +42,8 @@ ATOMIC_SHARE = 0.30
 """Atomics' share of the requests to global memory from which their serialisation is what is waited for."""
 CONFLICT_SHARE = 0.40
 """Share of shared memory wavefronts that conflicts add: two-way conflicts everywhere give 0.5."""
+SHARED_SHARE = 0.30
+"""Shared memory's part of the L1 data path from which its conflicts can be what is waited for."""
 SECTOR_USE = 0.50
 """Bytes used of the sectors touched. A warp that reads every second float uses 0.5."""
 MEMORY_USED = 0.40
@@ -56,6 +58,8 @@ WAIT_SHARE = 0.30
 """Share of warps' time in one wait that makes it the reason."""
 UNEVEN_OCCUPANCY = 0.50
 """Resident warps over time, of those that fit: less means that blocks end at different times."""
+MATRIX_BUSY = 0.40
+"""A matrix product on the fp32 pipe gains from tensor cores long before the pipe is full."""
 MATRIX_FFMA = 0.90
 """Multiply-adds among fp32 operations of a matrix product or convolution."""
 MATRIX_DENSITY = 0.40
@@ -165,7 +169,8 @@ def _wasted_traffic(facts: Facts, used: Use) -> Iterator[Candidate]:
             {"atomic share": atomic, "dram": used["dram"]},
         )
     conflicts, shared = facts.conflict_share, facts.shared_share
-    if conflicts >= CONFLICT_SHARE and shared >= 0.3 and (used["l1"] >= WAIT_SHARE or shared_waits >= WAIT_SHARE):
+    felt = used["l1"] >= WAIT_SHARE or shared_waits >= WAIT_SHARE
+    if conflicts >= CONFLICT_SHARE and facts.conflicts_cost and shared >= SHARED_SHARE and felt:
         yield Candidate(
             "bank_conflicts",
             f"{conflicts:.0%} of the shared memory wavefronts come from bank conflicts; L1 is used {used['l1']:.0%}",
@@ -196,6 +201,8 @@ def _wasted_traffic(facts: Facts, used: Use) -> Iterator[Candidate]:
 def _busy_units(facts: Facts, used: Use, ceilings: Ceilings | None, operator: str) -> Iterator[Candidate]:
     """A unit at its limit, the nearest to it first."""
     thresholds: dict[Unit, float] = {"tensor": TENSOR_BUSY, "l2": L2_BUSY}
+    if is_matrix(facts, operator):
+        thresholds["fma"] = MATRIX_BUSY
     units: list[Unit] = ["dram", "l2", "l1", "fma", "alu", "xu", "fp64", "tensor"]
     busy = [unit for unit in units if used[unit] >= thresholds.get(unit, UNIT_BUSY)]
     if used["dram"] >= UNIT_BUSY:

@@ -68,6 +68,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "shared_wavefronts": ("l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",),
     "shared_load_wavefronts": ("l1tex__data_pipe_lsu_wavefronts_mem_shared_op_ld.sum",),
     "shared_conflicts": ("l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",),
+    "shared_bytes_per_wavefront": ("smsp__sass_average_data_bytes_per_wavefront_mem_shared.ratio",),
     "load_bytes_per_sector": ("smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.ratio",),
     "store_bytes_per_sector": ("smsp__sass_average_data_bytes_per_sector_mem_global_op_st.ratio",),
     "load_sectors": ("l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",),
@@ -117,13 +118,19 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 """The numbers that the rules read, each with the counters that may hold it, best first."""
 
-WANTED: tuple[str, ...] = tuple(dict.fromkeys(name for names in NAMES.values() for name in names))
-"""Every counter to ask for."""
+OF_SECTIONS = ("launch__", "device__", "sm__maximum_warps")
+"""Numbers that come with the sections for limits and are no counters to ask for by name."""
+WANTED: tuple[str, ...] = tuple(
+    dict.fromkeys(name for names in NAMES.values() for name in names if not name.startswith(OF_SECTIONS))
+)
+"""Every counter to ask for by name."""
 
 SECTOR_BYTES = 32
 """What a cache moves at once."""
 WARP = 32
 """Threads of a warp."""
+CONFLICTED_BYTES = 72.0
+"""Of the 128 bytes that a wavefront of shared memory can carry: two-way conflicts leave half."""
 SMALLEST = 1e-9
 """A denominator below this is none."""
 
@@ -222,6 +229,12 @@ class Facts:
         """Shared memory wavefronts that only bank conflicts made necessary."""
         wavefronts = self.number("shared_wavefronts")
         return min(self.number("shared_conflicts") / wavefronts, 1.0) if wavefronts > 0 else 0.0
+
+    @property
+    def conflicts_cost(self) -> bool:
+        """Whether the machine code's own count agrees that wavefronts carry little: wide accesses look conflicted."""
+        carried = self.get("shared_bytes_per_wavefront")
+        return carried is None or carried <= CONFLICTED_BYTES
 
     @property
     def shared_share(self) -> float:

@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import importlib
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -26,7 +24,8 @@ from typing import Any
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.profiling.metrics import SECTIONS, WANTED, Question
 from stitchcuda.profiling.model import KernelCounters
-from stitchcuda.profiling.ncu_csv import Parsed, base, parse
+from stitchcuda.profiling.ncu_csv import Parsed, parse
+from stitchcuda.profiling.ncu_reports import read_report
 
 FOLDERS = (
     "/usr/local/cuda/bin",
@@ -64,6 +63,7 @@ BUSY = (
 )
 _NO_KERNEL = "ncu saw no kernel that it was asked for"
 _FAILED = "the profiled program failed"
+_CHIP_LINE = re.compile(r"^([a-z0-9_]+__[\w.]+)\s", re.MULTILINE)
 _UNKNOWN_METRIC = re.compile(r"(?:Failed to find metric|[Uu]nknown metric|Could not find metric)[^A-Za-z]*([\w.:]+)")
 _VERSION = re.compile(r"Version (\d[\d.]*)")
 
@@ -107,6 +107,24 @@ def version_of(ncu: Path) -> str:
         return ""
     match = _VERSION.search(done.stdout)
     return match[1] if match else ""
+
+
+def known(ncu: Path, metrics: Sequence[str], *, chip: str = "") -> list[str]:
+    """Those of ``metrics`` that this version can count on this machine's GPU, or on ``chip`` (such as 'gh100').
+
+    All of them where the tool gives no answer: it then says itself what it does not know.
+    """
+    bases = ",".join(sorted({name.split(".", 1)[0] for name in metrics}))
+    words = [str(ncu), "--query-metrics-mode", "suffix", "--metrics", bases, "--query-metrics"]
+    try:
+        done = subprocess.run(
+            [*words, "--chips", chip] if chip else words, capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return list(metrics)
+    names = set(_CHIP_LINE.findall(done.stdout))
+    kept = [name for name in metrics if name in names]
+    return kept or list(metrics)
 
 
 def clean_environment(scratch: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -165,7 +183,7 @@ def command(
         words += ["--kernel-name-base", "function", "--kernel-name", f"regex:^({names})$"]
     if launches is not None:
         words += ["--launch-count", str(launches)]
-    for question in dict.fromkeys(questions):
+    for question in dict.fromkeys(("limits", *questions)):
         for section in SECTIONS[question]:
             words += ["--section", section]
     if metrics:
@@ -203,11 +221,11 @@ def collect(
     if launches is None and kernels:
         launches = LAUNCHES_PER_KERNEL * len(set(kernels))
     start, version = time.monotonic(), version_of(tool)
-    wanted, left_out = list(metrics), []
+    wanted = known(tool, metrics) if metrics else []
     with tempfile.TemporaryDirectory(prefix="ncu-") as folder:
         scratch = Path(folder)
         env = dict(environment) if environment is not None else clean_environment(scratch)
-        for _ in range(RETRIES):
+        for turn in range(RETRIES):
             log = scratch / "ncu.log"
             log.unlink(missing_ok=True)
             words = command(
@@ -216,7 +234,7 @@ def collect(
                 log=log,
                 kernels=kernels,
                 launches=launches,
-                questions=questions,
+                questions=questions if wanted else tuple(SECTIONS),
                 metrics=wanted,
                 from_start=from_start,
                 report=report,
@@ -227,15 +245,47 @@ def collect(
             unknown = {name for name in _UNKNOWN_METRIC.findall(text + said) if name in wanted}
             if not unknown:
                 break
-            left_out += sorted(unknown)
-            wanted = [name for name in wanted if name not in unknown]
+            # The last turn asks for the tool's own sections alone, which it knows by definition.
+            wanted = [name for name in wanted if name not in unknown] if turn < RETRIES - 2 else []
         source = f"ncu {version}".strip()
         parsed = parse(text, source=source)
         if report is not None and not parsed.errors:
             parsed.kernels = read_report(_with_suffix(report), tool, source=source)
     _refuse(parsed, said, kernels)
     found = _with_suffix(report) if report is not None else None
+    left_out = [name for name in metrics if name not in wanted]
     return Collected(parsed.kernels, version, time.monotonic() - start, parsed.warnings, left_out, found)
+
+
+def top(
+    program: Sequence[str],
+    kernels: Sequence[str],
+    *,
+    timeout_s: float = 180.0,
+    launches_each: int = 2,
+    **options: Any,
+) -> Collected:
+    """The longest launch of each of ``kernels`` (names of a timeline, longest first), within ``timeout_s`` in all.
+
+    All are asked for at once. One that is launched often may use up the bound on launches: those that were not seen
+    are asked for again one by one while time is left. ``options`` are those of ``collect``.
+    """
+    start, later = time.monotonic(), {key: value for key, value in options.items() if key != "report"}
+    names = list(dict.fromkeys(function_name(name) for name in kernels))
+    got = collect(program, kernels=names, launches=launches_each * len(names), timeout_s=timeout_s, **options)
+    for name in names:
+        left = timeout_s - (time.monotonic() - start)
+        if any(function_name(kernel.name) == name for kernel in got.kernels) or left < got.seconds:
+            continue
+        try:
+            again = collect(program, kernels=[name], launches=launches_each, timeout_s=left, **later)
+        except ProfilerError as error:
+            got.warnings.append(f"{name}: {error}")
+            continue
+        got.kernels += again.kernels
+    got.kernels = longest(got.kernels, len(names))
+    got.seconds = time.monotonic() - start
+    return got
 
 
 def explain(text: str) -> str | None:
@@ -251,31 +301,6 @@ def explain(text: str) -> str | None:
     if "returned an error code" in text or "application exited" in text.lower():
         return f"{_FAILED}; run it without the profiler first"
     return None
-
-
-def read_report(path: Path, ncu: Path | None = None, *, source: str = "ncu") -> list[KernelCounters]:
-    """Counters from a .ncu-rep: by the ``ncu_report`` module (PyPI or the tool's own), else by ``ncu --import --csv``.
-
-    Raises ProfilerError when neither can read it, ToolMissing when neither is there.
-    """
-    if not path.is_file():
-        raise ProfilerError(f"{path} is not there; ncu wrote no report")
-    module = _report_module(ncu)
-    if module is not None:
-        try:
-            return _from_module(module, path, source)
-        except (RuntimeError, AttributeError, TypeError, ValueError):
-            pass  # a report newer than the module: the tool that wrote it can read it
-    tool = ncu or find_ncu()
-    words = [str(tool), "--import", str(path), "--csv", "--page", "raw", "--print-units", "base"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ProfilerError(f"{path} could not be read by {tool}: {error}") from None
-    parsed = parse(done.stdout, source=source)
-    if not parsed.kernels:
-        raise ProfilerError(f"{tool} reads no kernel from {path}: {(parsed.errors or [done.stderr.strip()[-200:]])[0]}")
-    return parsed.kernels
 
 
 def longest(kernels: Sequence[KernelCounters], limit: int) -> list[KernelCounters]:
@@ -339,60 +364,3 @@ def _refuse(parsed: Parsed, said: str, kernels: Sequence[str]) -> None:
 
 def _follows(story: str) -> bool:
     return story.startswith((_NO_KERNEL, _FAILED))
-
-
-def _report_module(ncu: Path | None) -> Any:
-    """The ``ncu_report`` module, installed or beside the tool; None where there is none that loads."""
-    folders = []
-    if ncu is not None:
-        root = Path(os.path.realpath(ncu)).parent
-        folders = [str(place / "extras" / "python") for place in (root, *root.parents[:3])]
-    for place in [*(f for f in folders if os.path.isdir(f)), None]:
-        try:
-            if place is not None:
-                sys.path.insert(0, place)
-            return importlib.import_module("ncu_report")
-        except (ImportError, OSError):
-            continue
-        finally:
-            if place is not None:
-                sys.path.remove(place)
-    return None
-
-
-def _from_module(module: Any, path: Path, source: str) -> list[KernelCounters]:
-    kernels = []
-    context = module.load_report(str(path))
-    for number in range(context.num_ranges()):
-        part = context.range_by_idx(number)
-        for place in range(part.num_actions()):
-            action = part.action_by_idx(place)
-            metrics, missing = {}, []
-            for name in action.metric_names():
-                metric = action.metric_by_name(name)
-                value = metric.value() if metric is not None else None
-                if isinstance(value, int | float) and value == value and abs(value) != float("inf"):
-                    metrics[name] = base(float(value), metric.unit() or "")
-                elif value is None or isinstance(value, float):
-                    missing.append(name)
-            kernels.append(
-                KernelCounters(
-                    name=_demangled(module, action),
-                    grid=_dimensions(metrics, "grid"),
-                    block=_dimensions(metrics, "block"),
-                    metrics=metrics,
-                    missing=missing,
-                    source=source,
-                )
-            )
-    return kernels
-
-
-def _demangled(module: Any, action: Any) -> str:
-    kind = getattr(action, "NameBase_DEMANGLED", None) or getattr(module.IAction, "NameBase_DEMANGLED", None)
-    return str(action.name(kind)) if kind is not None else str(action.name())
-
-
-def _dimensions(metrics: Mapping[str, float], what: str) -> tuple[int, int, int]:
-    x, y, z = (int(metrics.get(f"launch__{what}_dim_{axis}", 1)) for axis in "xyz")
-    return x, y, z

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.families import Family, family
 from stitchcuda.profiling.model import Cause, KernelTime, Timeline
-from stitchcuda.profiling.rules import Work, bounds, milliseconds
+from stitchcuda.profiling.rules import SYNC_EACH, Work, bounds, milliseconds
 
 GRAPH_NODE_SECONDS = 1e-6
 """What still lies between two kernels inside a CUDA graph."""
@@ -20,6 +20,8 @@ FUSION_SAVES = 0.5
 """Fusing a producer with its consumer saves a write and a read of the value between: half of what both move."""
 PERSISTENT_SAVES = 0.5
 """A recurrent layer as one persistent kernel against one launch or grid-wide step per time step."""
+PINNING_SAVES = 0.5
+"""Pinned against pageable host memory: the share of a copy's time that the staging buffer costs."""
 REACHABLE_RATE = 0.8
 """Share of the measured matrix rate that a well-chosen algorithm reaches."""
 WORTH_NAMING = 1.02
@@ -155,6 +157,10 @@ def remedies(
         *_fusion(timeline, seconds, calls, on_cpu),
         *_matrix(seconds, device, work),
     ]
+    if not on_cpu and timeline.pageable_seconds > 0:
+        # A pinned copy runs at the link's rate; through the driver's staging buffer at about half of it or less.
+        saved = PINNING_SAVES * timeline.pageable_seconds + timeline.idle_seconds.get("copy", 0.0)
+        found.append(Remedy(FIRST["pageable_copies"][1], min(saved, timeline.wall_seconds)))
     if not on_cpu and timeline.copy_seconds > 0:
         hidden = min(timeline.copy_seconds, max(timeline.wall_seconds - timeline.copy_seconds, 0.0))
         found.append(Remedy("pin host memory and overlap the copies with compute, in chunks", hidden))
@@ -181,7 +187,10 @@ def _host(timeline: Timeline, on_cpu: bool, synchronises: bool) -> list[Remedy]:
     gap, launches = timeline.gap_seconds, timeline.launches
     if gap <= 0:
         return []
-    if synchronises:
+    allocating = timeline.idle_seconds.get("allocation", 0.0)
+    if not on_cpu and allocating >= gap / 2:
+        return [Remedy(FIRST["allocation"][1], allocating)]
+    if synchronises or timeline.synchronisations >= max(SYNC_EACH * launches, 3):
         return [Remedy("keep values on the device: take item(), nonzero() and the like out of forward", gap)]
     if on_cpu:
         return [Remedy("make the sequence of operators one native call, which leaves no dispatch in between", gap)]
