@@ -24,26 +24,30 @@ def explain(
     this: Round,
     names: list[str],
     values: list[Any],
+    expected: list[torch.Tensor],
     previous: list[torch.Tensor],
     weights: dict[str, torch.Tensor] | None,
 ) -> tuple[str, str]:
     """The layer that the failure belongs to and a half sentence, both empty when nothing was recognised.
 
-    ``previous``: the reference's outputs for the call before; ``weights``: the state before the last change of weights.
+    ``expected``: eager's answers, one for each name; ``previous``: the reference's outputs for the call before;
+    ``weights``: the state before the last change of weights.
     """
-    if any(name.startswith("state:") for name in names):
-        values = [value for name, value in zip(names, values, strict=True) if not name.startswith("state:")]
-        names = [name for name in names if not name.startswith("state:")]
+    outputs = [at for at, name in enumerate(names) if not name.startswith("state:")]
+    names = [names[at] for at in outputs]
+    values, expected = [values[at] for at in outputs], [expected[at] for at in outputs]
 
     def same(answers: list[torch.Tensor]) -> bool:
         if len(answers) != len(values) or any(not value.is_floating_point() for value in values):
             return False
         floor = compare.Budget(judge.tolerance["floor"], judge.tolerance["element_floor"])
-        for name, value, answer in zip(names, values, answers, strict=True):
+        another = False
+        for name, value, right, answer in zip(names, values, expected, answers, strict=True):
             limit = judge.budgets.get((this.key, name)) or judge.budgets.get((str(this.case), name)) or floor
             if value.shape != answer.shape or compare.distance(value, answer).relative > 2 * limit.relative:
                 return False
-        return bool(answers)
+            another = another or compare.distance(right, answer).relative > 4 * limit.relative
+        return another
 
     if same(previous):
         return "memory", PREVIOUS

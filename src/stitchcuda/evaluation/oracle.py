@@ -298,7 +298,7 @@ class Oracle:
                 expected.append(after[name])
         verdict = self.judge.judge(this, names, values, expected, full=m["full"])
         if not verdict["ok"] and not self.expectation.stochastic:
-            layer, why = diagnosis.explain(self.judge, this, names, values, session.answers, self.weights)
+            layer, why = diagnosis.explain(self.judge, this, names, values, expected, session.answers, self.weights)
             if not why and session.weighed < self.reweighed:
                 layer, why = "state", diagnosis.CHANGED
             if why:
