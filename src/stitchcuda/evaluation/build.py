@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stitchcuda.errors import InfrastructureError, ProgramError
 from stitchcuda.evaluation.build_errors import cut
-from stitchcuda.evaluation.build_tools import Toolchain, cpu_toolchain, cuda_toolchain
+from stitchcuda.evaluation.build_tools import Toolchain, cpu_toolchain, cuda_toolchain, sanitized
 from stitchcuda.evaluation.library import (
     CompileError,
     Library,
@@ -68,12 +68,13 @@ def build(
     cache: Path,
     precision: Precision = "fp32",
     timeout_s: float = 300,
+    sanitize: bool = False,
 ) -> Build:
     """Build ``program`` for ``target`` under ``cache``, or find it there.
 
     Safe with several builders on one cache: everything is written aside and renamed. ``precision`` is part of the
     key: fast-math is off for every class, and sources of the fp32 class may not switch it on from inside either.
-    ``timeout_s`` bounds the compilers together.
+    ``timeout_s`` bounds the compilers together. ``sanitize`` builds a cpu library for AddressSanitizer.
 
     A Program that is invalid or does not compile gives a Build that is not ok. Raises ToolMissing without a
     compiler and InfrastructureError when the disk is full or the compiler itself cannot be started.
@@ -88,7 +89,7 @@ def build(
     except ProgramError as error:
         return Build(False, None, cut(str(error)), time.monotonic() - start, False)
     try:
-        cached, folder, report = _build(program, target, cache, precision, start + timeout_s)
+        cached, folder, report = _build(program, target, cache, precision, start + timeout_s, sanitize)
     except CompileError as error:
         return Build(False, None, cut(str(error)), time.monotonic() - start, False, error.findings)
     except OSError as error:
@@ -112,10 +113,12 @@ def build(
 
 
 def _build(
-    program: Program, target: Target, cache: Path, precision: Precision, deadline: float
+    program: Program, target: Target, cache: Path, precision: Precision, deadline: float, sanitize: bool
 ) -> tuple[bool, Path, Report]:
     manifest = program.manifest
     toolchain = _toolchain(manifest, target) if manifest is not None else None
+    if toolchain is not None and sanitize and target.kind == "cpu":
+        toolchain = sanitized(toolchain)
     scratch = cache / "scratch"
     library: Library | None = None
     name = ""

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stitchcuda.errors import ToolMissing
@@ -72,6 +72,18 @@ def cpu_toolchain(arch: str) -> Toolchain:
     roots = ("/usr", installed_in(cxx), *([str(runtime.parent)] if runtime is not None else []))
     identity = f"{version_of(cxx)} {features}"
     return Toolchain(cxx, (*CXX_FLAGS, f"-march={arch}"), link, identity, ".cpp", tuple(dict.fromkeys(roots)))
+
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize=alignment,vptr", "-fno-sanitize-recover=all")
+
+
+def sanitized(toolchain: Toolchain) -> Toolchain:
+    """The same compiler, for code that ends its process at the first access out of bounds or undefined operation."""
+    return replace(
+        toolchain,
+        compile_flags=(*toolchain.compile_flags, *SANITIZERS, "-g", "-fno-omit-frame-pointer"),
+        link_flags=(*toolchain.link_flags, SANITIZERS[0]),
+    )
 
 
 def arch_number(arch: str) -> str:

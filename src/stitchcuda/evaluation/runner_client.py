@@ -74,11 +74,18 @@ class Subject:
     """the Task's source, for a baseline"""
     search_path: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    """A tool, with its options, that starts the interpreter"""
 
     @property
     def trusted(self) -> bool:
         """Baselines are the user's own code under torch: not confined, so that compiler caches persist."""
         return self.name != "program"
+
+    @property
+    def instrumented(self) -> bool:
+        """Whether something is loaded into the process before Python: it takes address space, and cannot be forked."""
+        return bool(self.prefix) or "LD_PRELOAD" in self.environment
 
 
 class Drain:
@@ -156,17 +163,20 @@ class RunnerClient:
                 "file_bytes": settings.disk_bytes,
                 "disk_bytes": settings.disk_bytes,
                 "processes": settings.processes,
-                "address_bytes": _address_bytes(settings, arena.total if arena else 0) if kind == "cpu" else 0,
+                "address_bytes": _address_bytes(settings, arena.total if arena else 0)
+                if kind == "cpu" and not subject.instrumented
+                else 0,
             },
+            "profiling": bool(subject.prefix),
             "torch_folder": _torch_folder(),
             "readable": _readable(subject),
         }
         forked = None
-        if kind == "cpu":
+        if kind == "cpu" and not subject.instrumented:
             forked = nursery.start_confined(config, inherited | {nursery.STDOUT: output_write})
         try:
             self.process: nursery.Process = forked or subprocess.Popen(
-                [sys.executable, "-I", sandbox.__file__, json.dumps(config)],
+                [*subject.prefix, sys.executable, "-I", sandbox.__file__, json.dumps(config)],
                 pass_fds=list(inherited.values()),
                 stdin=subprocess.DEVNULL,
                 stdout=output_write,

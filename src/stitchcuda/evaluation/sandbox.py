@@ -41,6 +41,9 @@ and IPC namespaces, the hiding of other users' processes, another user id, all n
 OTHER_USER = ("full", "hidden_pids", "shared_pids")
 """Levels at which a runner of root's gets a user id of its own."""
 
+INJECTED = ("CUDA_INJECTION", "NV_", "NVTX_INJECTION", "LD_PRELOAD", "COMPUTE_SANITIZER", "SANITIZER_")
+"""What a profiling tool tells the library that it injects, by the environment."""
+
 CHANNELS = ("command_fd", "reply_fd", "arena_fd", "program_fd")
 """Descriptors that the runner proper alone keeps."""
 
@@ -339,8 +342,9 @@ def launch(config: dict[str, Any]) -> int:
         for fd in channels:
             os.close(fd)
         os._exit(_be_init(runner))
+    kept = {k: v for k, v in os.environ.items() if config.get("profiling") and k.startswith(INJECTED)}
     os.environ.clear()
-    os.environ.update(config["environment"])
+    os.environ.update(config["environment"] | kept)
     _confine(config, uid, missing)
     os.chdir(config["workdir"])
     if config.get("probe"):

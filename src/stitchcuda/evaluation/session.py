@@ -77,6 +77,8 @@ class Session:
         self.attached = False
         self.aborted = False
         self.begun = Planes.level, Planes.ipc
+        self.level = ""
+        """A confinement level of its own, for what does not work under the machine's"""
         self.torch = ""
         self.note = ""
         self.failure: Failure | None = None
@@ -136,7 +138,7 @@ class Session:
 
     def begin(self) -> None:
         """Start the process, which takes seconds to import torch; a stock option's needs nothing of the oracle yet."""
-        self.begun = Planes.level, Planes.ipc
+        self.begun = self.level or Planes.level, Planes.ipc
         arena = None if self.subject.trusted else self._arena(Planes.ipc)
         self.runner = RunnerClient(
             self.subject, kind=self.kind, level=self.begun[0], arena=arena, settings=self.settings

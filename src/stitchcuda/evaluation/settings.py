@@ -99,6 +99,10 @@ class EvaluationSettings(BaseModel):
         description="let every layer look and collect its findings instead of stopping at the first rejection; "
         "for the matrix of exploits, much slower",
     )
+    sanitizer: bool = Field(default=True, description="publish: run the Program under its target's sanitizers too")
+    sanitizer_seconds: float = Field(
+        default=90.0, gt=0, description="each step of that: a build, loading, a call; seconds"
+    )
     static_rules: bool = Field(default=True, description="read the sources, too; off to see what the other layers see")
     defences: bool = Field(
         default=True,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stitchcuda import __version__
-from stitchcuda.evaluation import bounds, knockout
+from stitchcuda.evaluation import bounds, knockout, sanitizer
 from stitchcuda.evaluation.build import Build, build
 from stitchcuda.evaluation.integrity.census import census_findings, take_census
 from stitchcuda.evaluation.integrity.inspect import inspect_program
@@ -136,6 +136,7 @@ class Trial:
         self.nonce = secrets.token_hex(16)
         self.trace: Trace | None = None
         self.built: Build | None = None
+        self.sanitized = ""
         self.log = ""
         self.seeded = False
 
@@ -199,6 +200,9 @@ class Trial:
         folder = self._build()
         measured = Publication(self, folder).run()
         self._knock_out(folder)
+        began = time.monotonic()
+        self.sanitized = sanitizer.sanitize(self)
+        self.spent("sanitizer", began)
         for name, taken in measured.items():
             if name == "program":
                 self.timings[name] = self.evaluator.summarise(taken)
@@ -504,6 +508,7 @@ class Trial:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "confinement": confinement,
             "build_confinement": self.built.confinement if self.built is not None else "",
+            "sanitizer": self.sanitized,
             "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
             "interleaved": self.interleaved and (self.tier == "publish" or evaluator.interleaved),
             "reference": self.checks.reference,

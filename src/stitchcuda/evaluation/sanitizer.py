@@ -1,0 +1,145 @@
+"""Looks for what a right answer does not show: accesses out of bounds, races, uninitialised reads. On cpu the native
+sources are built once more with AddressSanitizer and UndefinedBehaviorSanitizer, on cuda the runner is started under
+compute-sanitizer. In the publish tier only; never while a clock counts.
+
+A finding ends the trial; a sanitizer that is not to be had, or does not come up, is said in the provenance.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from stitchcuda.errors import InfrastructureError, ToolMissing
+from stitchcuda.evaluation.build import build
+from stitchcuda.evaluation.build_tools import find_cxx, find_nvcc
+from stitchcuda.evaluation.runner_client import Failure, Subject
+
+if TYPE_CHECKING:
+    from stitchcuda.evaluation.trial import Trial
+
+TOOLS = ("memcheck", "racecheck", "initcheck")
+"""Of compute-sanitizer, in order, as far as the time reaches."""
+
+OPTIONS = (
+    "detect_leaks=0:abort_on_error=1:handle_segv=1:alloc_dealloc_mismatch=0:detect_odr_violation=0:"
+    "verify_asan_link_order=0:protect_shadow_gap=0"
+)
+
+_SEEN = re.compile(
+    r"ERROR: AddressSanitizer: (?P<asan>[^\n]{0,200})|(?P<where>\S+:\d+:\d+): runtime error: (?P<ubsan>[^\n]{0,200})|"
+    r"========= (?P<cuda>(?:Invalid|Error: |Race|Uninitialized|Potential)[^\n]{0,200})"
+)
+_PLACE = re.compile(r"#\d+ 0x[0-9a-f]+ in (\w+) (?:\S*/)?src/(\S+:\d+)")
+
+
+def sanitize(trial: Trial) -> str:
+    """Run the Program under the sanitizers of its target; in a word what came of it. Refuses the trial for what they
+    see."""
+    if not trial.settings.sanitizer:
+        return "switched off"
+    if trial.evaluator.kind == "cpu":
+        return _on_cpu(trial)
+    return _on_cuda(trial)
+
+
+def verdict(log: str) -> str:
+    """The first thing that a sanitizer's report complains about, in a line; empty where there is nothing."""
+    seen = _SEEN.search(log)
+    if seen is None:
+        return ""
+    said = seen["asan"] or seen["ubsan"] or seen["cuda"]
+    kind = re.sub(r"\s+(on|at pc|at) .*", "", said) if seen["asan"] else said
+    place = _PLACE.search(log, seen.start())
+    where = f" in {place[1]}, {place[2]}" if place else f" at {seen['where']}" if seen["where"] else ""
+    return f"{kind.strip()}{where}"
+
+
+def _on_cpu(trial: Trial) -> str:
+    manifest = trial.program.manifest
+    if manifest is None or not manifest.launchers:
+        return "no native sources"
+    preload = _runtime("libasan.so")
+    if preload is None:
+        return "the compiler has no libasan.so"
+    evaluator = trial.evaluator
+    task = evaluator.task
+    timeout = trial.settings.sanitizer_seconds
+    built = build(
+        trial.program, task.target, cache=evaluator.cache, precision=task.precision, timeout_s=timeout, sanitize=True
+    )
+    if not built.ok or built.folder is None:
+        return f"no build: {built.log.strip().splitlines()[-1][:200] if built.log.strip() else 'no reason given'}"
+    environment = {"LD_PRELOAD": str(preload), "ASAN_OPTIONS": OPTIONS, "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return _run(trial, replace(evaluator.subject(), environment=environment), built.folder, "AddressSanitizer")
+
+
+def _on_cuda(trial: Trial) -> str:
+    tool = _compute_sanitizer()
+    if tool is None:
+        return "compute-sanitizer is not on this machine"
+    if trial.built is None or trial.built.folder is None:
+        return "no build"
+    said = []
+    for name in TOOLS:
+        prefix = (str(tool), "--tool", name, "--target-processes", "all", "--error-exitcode", "86")
+        subject = replace(trial.evaluator.subject(), prefix=prefix)
+        said.append(f"{name} {_run(trial, subject, trial.built.folder, name)}")
+    return "; ".join(said)
+
+
+def _run(trial: Trial, subject: Subject, folder: Path, name: str) -> str:
+    """One session under a sanitizer, one call of each case."""
+    evaluator, seconds = trial.evaluator, trial.settings.sanitizer_seconds
+    session = evaluator.session(subject)
+    # The defences would hide what a sanitizer looks for: it has zones and fillings of its own.
+    session.settings = trial.settings.model_copy(update={"defences": False, "load_timeout_s": seconds})
+    if subject.prefix:
+        # The tool talks to what it watches over files and sockets that namespaces would take away.
+        session.level = "session"
+    trial.opened.append(session)
+    problem = ""
+    try:
+        session.open()
+        session.load(folder)
+        for case in evaluator.plan["cases"]:
+            evaluator.play([session], f"sanitizer-{name}-{case}", case, patience=seconds)
+        log = session.live.drain.text()
+    except Failure as failure:
+        problem, log = failure.message, failure.log
+    except InfrastructureError as error:
+        return f"did not come up: {str(error)[:200]}"
+    finally:
+        evaluator.close_all([session])
+    found = verdict(log)
+    if found:
+        message = f"{name} finds {found}"
+        trial.refuse(Failure("crashed", message, log[-4000:], rule="sanitizer", layer="memory"))
+        return "finds something"
+    return f"did not finish: {problem[:200]}" if problem else "clean"
+
+
+def _runtime(name: str) -> Path | None:
+    try:
+        done = subprocess.run(
+            [find_cxx(), f"-print-file-name={name}"], capture_output=True, text=True, timeout=30, check=False
+        )
+    except (OSError, ToolMissing, subprocess.TimeoutExpired):
+        return None
+    path = Path(done.stdout.strip())
+    return path.resolve() if path.is_absolute() and path.exists() else None
+
+
+def _compute_sanitizer() -> Path | None:
+    found = shutil.which("compute-sanitizer")
+    if found is not None:
+        return Path(found)
+    try:
+        beside = Path(find_nvcc()).resolve().parent / "compute-sanitizer"
+    except ToolMissing:
+        return None
+    return beside if beside.exists() else None
