@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import importlib.util
 import json
 import os
 import resource
 import select
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -116,6 +118,20 @@ def _unshare(flag: int, name: str, missing: list[str]) -> bool:
     return False
 
 
+def _loopback_up() -> bool:
+    """Switch on the one interface of a network namespace of its own: a profiler's processes talk over it."""
+    flags_of, set_flags, up = 0x8913, 0x8914, 1
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            request = bytearray(struct.pack("16sH22x", b"lo", 0))
+            fcntl.ioctl(any_socket, flags_of, request)
+            flags = struct.unpack_from("H", request, 16)[0]
+            fcntl.ioctl(any_socket, set_flags, struct.pack("16sH22x", b"lo", flags | up))
+    except OSError:
+        return False
+    return True
+
+
 def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> bool:
     return bool(libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()) == 0)
 
@@ -196,7 +212,9 @@ def _confine(config: dict[str, Any], uid: int | None, missing: list[str]) -> Non
         libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
         # Changing the user id hid the process from itself (/proc/self/fd), which libraries do not expect.
         libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
-        if not _load("seccomp").install(libc, profiling=bool(config.get("profiling"))):
+        if not _load("seccomp").install(
+            libc, profiling=bool(config.get("profiling")), loopback=bool(config.get("loopback"))
+        ):
             missing.append("system call filter")
 
 
@@ -212,15 +230,27 @@ def _open_closed_folders(needed: list[str]) -> None:
                     trees.append(path)
                 break
     for folder, trees in closed.items():
-        # Descriptors reach what the empty folder is going to hide.
-        held = [(tree, os.open(tree, os.O_PATH)) for tree in trees]
-        covered = _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
-        for tree, fd in held:
-            if covered:
-                place = f"/proc/self/fd/{fd}"
-                _make_mount_point(place, tree)
-                libc.mount(place.encode(), tree.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
-            os.close(fd)
+        _cover(folder, trees, "size=1m,mode=0755")
+
+
+def _own_temporary_folder(needed: list[str]) -> None:
+    """An empty /tmp with the needed paths in it alone: profilers keep their sessions there, whatever TMPDIR says."""
+    trees = sorted({path for path in map(os.path.realpath, needed) if path.startswith("/tmp/")}, key=len)
+    outer = [tree for tree in trees if not any(tree.startswith(other + "/") for other in trees)]
+    _cover("/tmp", outer, "size=256m,mode=1777")
+
+
+def _cover(folder: str, trees: list[str], options: str) -> None:
+    """Mount an empty folder over ``folder``, in which ``trees`` are seen as they were."""
+    # Descriptors reach what the empty folder is going to hide.
+    held = [(tree, os.open(tree, os.O_PATH)) for tree in trees]
+    covered = _mount("tmpfs", folder, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    for tree, fd in held:
+        if covered:
+            place = f"/proc/self/fd/{fd}"
+            _make_mount_point(place, tree)
+            libc.mount(place.encode(), tree.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None)
+        os.close(fd)
 
 
 def _make_mount_point(like: str, at: str) -> None:
@@ -240,6 +270,8 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
             _open_closed_folders([*config["readable"], workdir])
         if not _read_only_everywhere():
             missing.append("read-only file system")
+        if config.get("profiling"):
+            _own_temporary_folder([*config["readable"], workdir])
         if own_pids and not _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV):
             missing.append("own /proc")
         hidden = config["level"] == "hidden_pids" and _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV, "hidepid=2")
@@ -248,7 +280,8 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
         size = f"size={config['limits']['disk_bytes']},mode=0755"
         if not _mount("tmpfs", workdir, "tmpfs", MS_NOSUID | MS_NODEV, size):
             missing.append("bounded folder")
-        _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, size)
+        shared = size.replace("0755", "1777") if config.get("profiling") else size
+        _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, shared)
     elif not config["trusted"]:
         missing.append("bounded folder")
     if uid is not None and not _can_read(uid, config["readable"]):
@@ -311,7 +344,7 @@ def _be_init(runner: int) -> int:
 def launch(config: dict[str, Any]) -> int:
     """Set the confinement up and run the runner in it; returns its exit code, 128 + signal for a signal."""
     missing: list[str] = []
-    level, trusted = config["level"], config["trusted"]
+    level, trusted, profiling = config["level"], config["trusted"], bool(config.get("profiling"))
     root = os.geteuid() == 0
     libc.prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)
     mounts = own_pids = False
@@ -322,7 +355,7 @@ def launch(config: dict[str, Any]) -> int:
         if level != "session":
             if not root:
                 _own_user_namespace(missing)
-            _unshare(NEWNET, "network namespace", missing)
+            config["loopback"] = _unshare(NEWNET, "network namespace", missing) and profiling and _loopback_up()
             mounts = _unshare(NEWNS, "mount namespace", missing)
             if level == "full":
                 _unshare(NEWIPC, "IPC namespace", missing)

@@ -25,6 +25,9 @@ NEW_NAMESPACES = 0x7E020000
 FAMILIES = (1, 16)
 """AF_UNIX and AF_NETLINK; every other family of sockets is refused."""
 
+INTERNET = (2, 10)
+"""AF_INET and AF_INET6, over which a profiler's own processes talk; only where there is no network but loopback."""
+
 NUMBERS: dict[str, dict[str, int]] = {
     "x86_64": {
         "ptrace": 101,
@@ -169,8 +172,9 @@ def _step(code: int, value: int, hit: int = 0, miss: int = 0) -> bytes:
     return struct.pack("<HBBI", code, hit, miss, value)
 
 
-def rules(machine: str, *, profiling: bool = False) -> bytes:
+def rules(machine: str, *, profiling: bool = False, loopback: bool = False) -> bytes:
     """The BPF program for an architecture as ``platform.machine`` names it; KeyError for one without a table."""
+    families = FAMILIES + INTERNET if loopback else FAMILIES
     numbers = NUMBERS[machine] | COMMON
     open_ones = PROFILERS if profiling else ()
     code = [
@@ -194,8 +198,8 @@ def rules(machine: str, *, profiling: bool = False) -> bytes:
         _step(RETURN, KILL_PROCESS),
         _step(RETURN, ALLOW),
     ]
-    code += [_step(JUMP_EQUAL, numbers["socket"], 0, 2 + len(FAMILIES)), _step(LOAD, FIRST_ARGUMENT_AT)]
-    code += [_step(JUMP_EQUAL, family, len(FAMILIES) - at, 0) for at, family in enumerate(FAMILIES)]
+    code += [_step(JUMP_EQUAL, numbers["socket"], 0, 2 + len(families)), _step(LOAD, FIRST_ARGUMENT_AT)]
+    code += [_step(JUMP_EQUAL, family, len(families) - at, 0) for at, family in enumerate(families)]
     code += [_step(RETURN, ERRNO | EAFNOSUPPORT), _step(RETURN, ALLOW)]
     return b"".join(code)
 
@@ -204,11 +208,11 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_char_p)]
 
 
-def install(libc: Any, *, profiling: bool = False) -> bool:
+def install(libc: Any, *, profiling: bool = False, loopback: bool = False) -> bool:
     """Filter this process's calls from now on, and its children's; for ever. False where the machine refuses. Needs
     no_new_privs or root."""
     try:
-        code = rules(platform.machine(), profiling=profiling)
+        code = rules(platform.machine(), profiling=profiling, loopback=loopback)
     except KeyError:
         return False
     program = _Program(len(code) // 8, code)
