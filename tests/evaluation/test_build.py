@@ -17,6 +17,7 @@ from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation.build import Build, build
 from stitchcuda.evaluation.build_errors import digest
 from stitchcuda.evaluation.build_tools import arch_number, torch_openmp
+from stitchcuda.evaluation.integrity.sass import find_cuobjdump
 from stitchcuda.evaluation.jail import Jail, jail
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
@@ -185,6 +186,28 @@ def test_the_kernels_of_a_library_are_known(tmp_path: Path) -> None:
     result = build(cuda_program(), Target(kind="cuda", arch="sm_90"), cache=tmp_path)
     assert result.kernels == ("_Z18scale_shift_kernelPKfS0_Pflf",)
     assert result.findings == ()
+
+
+@needs_nvcc
+@pytest.mark.skipif(find_cuobjdump(["/usr/local/cuda"]) is None, reason="there is no cuobjdump")
+def test_the_matrix_instructions_of_a_library_are_known(tmp_path: Path) -> None:
+    product = """
+    #include <mma.h>
+    using namespace nvcuda;
+    __global__ void product(const __half* a, const __half* b, float* c) {
+      wmma::fragment<wmma::matrix_a, 16, 16, 16, __half, wmma::row_major> left;
+      wmma::fragment<wmma::matrix_b, 16, 16, 16, __half, wmma::row_major> right;
+      wmma::fragment<wmma::accumulator, 16, 16, 16, float> sum;
+      wmma::fill_fragment(sum, 0.f);
+      wmma::load_matrix_sync(left, a, 16);
+      wmma::load_matrix_sync(right, b, 16);
+      wmma::mma_sync(sum, left, right, sum);
+      wmma::store_matrix_sync(c, sum, 16, wmma::mem_row_major);
+    }
+    """
+    result = build(cuda_program(product + CUDA_SOURCE), Target(kind="cuda", arch="sm_90"), cache=tmp_path)
+    assert any(name.startswith("HMMA.") for name in result.instructions), result.log
+    assert [finding.rule for finding in result.findings] == ["reduced_precision"]
 
 
 def test_an_invalid_program_or_the_wrong_target_is_a_failed_build(tmp_path: Path) -> None:

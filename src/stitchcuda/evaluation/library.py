@@ -10,6 +10,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import dependencies
 from stitchcuda.evaluation.build_errors import digest
-from stitchcuda.evaluation.build_tools import Toolchain
+from stitchcuda.evaluation.build_tools import Toolchain, installed_in
 from stitchcuda.evaluation.integrity import binary, sass
 from stitchcuda.evaluation.integrity.elf import ElfError
 from stitchcuda.evaluation.integrity.rules import Hit, findings
@@ -196,10 +197,15 @@ class _Making:
             confinement=self.jail.describe(),
         )
 
-    def command(self, argv: list[str], limit: int = OUTPUT_LIMIT, deadline: float | None = None) -> _Result:
-        """Run a tool in the jail, in its own process group with a scrubbed environment; code None: time was up."""
-        deadline = self.deadline if deadline is None else min(deadline, self.deadline)
-        confined = self.jail.command(argv, work=self.work, cwd=self.work / "src", roots=self.toolchain.roots)
+    def command(
+        self, argv: list[str], limit: int = OUTPUT_LIMIT, until: float = math.inf, more: tuple[str, ...] = ()
+    ) -> _Result:
+        """Run a tool in the jail, in its own process group with a scrubbed environment; code None: time was up.
+
+        ``limit`` bounds the bytes read of what it prints, ``more`` are folders that it needs beside the toolchain's.
+        """
+        deadline, roots = min(until, self.deadline), (*self.toolchain.roots, *more)
+        confined = self.jail.command(argv, work=self.work, cwd=self.work / "src", roots=roots)
         with tempfile.TemporaryFile(dir=self.work) as log:
             process = subprocess.Popen(
                 confined,
@@ -264,9 +270,10 @@ class _Making:
 
     def _instructions(self, library: Path) -> dict[str, int]:
         """Matrix instructions in the library's SASS; empty on cpu and without cuobjdump."""
-        if self.toolchain.suffix != ".cu" or (tool := sass.find_cuobjdump(self.toolchain.compiler)) is None:
+        if self.toolchain.suffix != ".cu" or (tool := sass.find_cuobjdump(self.toolchain.roots)) is None:
             return {}
-        listing = self.command([tool, "-sass", str(library)], LISTING_LIMIT, time.monotonic() + LISTING_SECONDS)
+        until = time.monotonic() + LISTING_SECONDS
+        listing = self.command([tool, "-sass", str(library)], LISTING_LIMIT, until, (installed_in(tool),))
         return sass.matrix_instructions(listing.output) if listing.code == 0 else {}
 
     def _check(self, results: list[_Result]) -> None:

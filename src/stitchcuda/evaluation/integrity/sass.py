@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections import Counter
+from collections.abc import Iterable
 
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.task.model import Precision
@@ -17,10 +18,12 @@ _MATRIX = re.compile(r"\b((?:[A-Z]*(?:MMA|GMMA))(?:\.[A-Z0-9_x]+)*)")
 _NARROW = re.compile(r"^(HMMA|HGMMA|UTCHMMA|QMMA|QGMMA|UTCQMMA|OMMA|UTCOMMA)\b")
 
 
-def find_cuobjdump(nvcc: str) -> str | None:
-    """cuobjdump beside nvcc or on PATH."""
-    beside = os.path.join(os.path.dirname(os.path.realpath(nvcc)), "cuobjdump")
-    return beside if os.access(beside, os.X_OK) else shutil.which("cuobjdump")
+def find_cuobjdump(roots: Iterable[str]) -> str | None:
+    """cuobjdump of the toolkit installed in one of ``roots``, or on PATH."""
+    for root in roots:
+        if os.access(f"{root}/bin/cuobjdump", os.X_OK):
+            return f"{root}/bin/cuobjdump"
+    return shutil.which("cuobjdump")
 
 
 def matrix_instructions(listing: str) -> dict[str, int]:
