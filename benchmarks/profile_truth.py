@@ -1,4 +1,4 @@
-"""Does the profiler name bottlenecks that are known by construction? Kernels by ncu, whole calls by Kineto.
+"""Does the profiler name bottlenecks known by construction? Kernels by ncu, whole calls by nsys and Kineto.
 
 ``--check`` validates and compiles all cases and needs no GPU. Otherwise every case of ``profile_truth/known`` and
 ``profile_truth/blind`` is compiled, profiled and judged; ``results/profile_truth.json`` keeps the counters, so that
@@ -27,22 +27,22 @@ CASES = HERE / "profile_truth"
 sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(CASES)]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent / "src"), os.environ.get("PYTHONPATH"))))
 
-from kineto_timeline import timeline  # noqa: E402
+import calls  # noqa: E402
 from provenance import gpu_provenance, write_json, write_text  # noqa: E402
 
-from stitchcuda.errors import StitchError  # noqa: E402
+from stitchcuda.errors import StitchError, ToolMissing  # noqa: E402
 from stitchcuda.evaluation.build_tools import find_nvcc  # noqa: E402
 from stitchcuda.hardware.model import Device  # noqa: E402
 from stitchcuda.profiling.diagnosis import diagnose  # noqa: E402
 from stitchcuda.profiling.model import Cause, KernelCounters, Timeline  # noqa: E402
-from stitchcuda.profiling.ncu import collect, function_name  # noqa: E402
+from stitchcuda.profiling.ncu import PERMISSION, collect, function_name  # noqa: E402
 from stitchcuda.profiling.remedies import FIRST  # noqa: E402
 from stitchcuda.profiling.rules import BOTTLENECK_OF, call_cause  # noqa: E402
 
 BATCH = 12
 """Cases in one process under ncu: fewer start it more often, more lose more when one fails."""
-NCU_TIMEOUT_S = 150
-KINETO_TIMEOUT_S = 150
+START_S, CASE_S = 20, 8
+"""Seconds that ncu may take to start, and for each case."""
 FIELDS = {"level": str, "truth": str, "labels": list, "suggestions": list, "why": str}
 FLAGS = ("-O3", "-std=c++17", "-arch=sm_90a", "-shared", "-Xcompiler", "-fPIC")
 SUGGESTIONS = {key for key, _ in FIRST.values()} | {"fuse_kernels"}
@@ -59,7 +59,7 @@ class Case:
     library: Path | None = None
     problems: list[str] = field(default_factory=list)
     counters: list[KernelCounters] = field(default_factory=list)
-    line: Timeline | None = None
+    lines: dict[str, Timeline] = field(default_factory=dict)
     error: str = ""
 
     @property
@@ -128,79 +128,80 @@ def compile_all(cases: list[Case], folder: Path, workers: int) -> None:
 
 def profile_kernels(cases: list[Case], scratch: Path) -> list[str]:
     """Counters of all kernel cases, in batches; a case that fails costs itself only. Returns remarks."""
-    waiting = [case for case in cases if case.level == "kernel" and case.library]
-    stems = sorted((case.stem for case in waiting), key=len, reverse=True)
+    some = [case for case in cases if case.level == "kernel" and case.library]
+    stems = sorted((case.stem for case in some), key=len, reverse=True)
     remarks: list[str] = []
-    turn = 0
-    while waiting:
-        turn += 1
-        batch, out = waiting[:BATCH], scratch / f"ncu-{turn}"
+    batches = [some[at : at + BATCH] for at in range(0, len(some), BATCH)]
+    while batches:
+        batch, out = batches.pop(0), Path(tempfile.mkdtemp(prefix="ncu-", dir=scratch))
         words = [sys.executable, str(CASES / "driver.py"), "kernels", str(out), *(str(c.library) for c in batch)]
-        begun = time.monotonic()
+        trouble, begun = "", time.monotonic()
         try:
-            got = collect(words, from_start=False, timeout_s=NCU_TIMEOUT_S, launches=None)
-            for name in got.left_out:
-                remarks.append(f"ncu {got.version} does not know {name}")
+            got = collect(words, from_start=False, timeout_s=START_S + CASE_S * len(batch))
+            remarks += [f"ncu {got.version} does not know {name}" for name in got.left_out]
             for kernel in got.kernels:
                 owner = next((s for s in stems if function_name(kernel.name).startswith(s)), None)
                 for case in batch:
                     if case.stem == owner:
                         case.counters.append(kernel)
-            trouble = ""
+        except ToolMissing as error:
+            return [f"no counters: {error}"]
         except StitchError as error:
             trouble = str(error)
-        done = _done(out)
         print(f"ncu: {len(batch)} cases in {time.monotonic() - begun:.1f} s {trouble}", flush=True)
-        kept = [case for case in batch if case.counters]
+        if trouble == PERMISSION:
+            return [f"no counters: {trouble}"]
+        done = _done(out)
+        left = []
         for case in batch:
-            case.error = "" if case.counters else done.get(case.stem, {}).get("error", trouble)
-        if not kept and not any(case.error for case in batch):
-            for case in batch:
-                case.error = "no counters"
-        # What came after a failed case has not run: it goes again, unless nothing at all went well.
-        again = [c for c in batch if not c.counters and c.stem not in done and kept]
-        if not again and trouble and len(batch) > 1 and not kept and done and len(done) < len(batch):
-            again = [c for c in batch if c.stem not in done]
-        for case in again:
-            case.error = ""
-        waiting = again + waiting[BATCH:]
-        if turn > 12:
-            break
+            if case.counters:
+                continue
+            case.error = done.get(case.stem, {}).get("error", "")
+            if not case.error and len(batch) > 1:
+                left.append(case)
+            elif not case.error:
+                case.error = trouble or "ncu saw none of its kernels"
+        # What a failed or hanging case took with it goes again, in halves where nothing at all came back.
+        half = len(left) if len(left) < len(batch) else (len(left) + 1) // 2
+        batches = [part for part in (left[:half], left[half:]) if part] + batches
     return sorted(set(remarks))
 
 
-def profile_calls(cases: list[Case], scratch: Path) -> None:
-    """A Timeline of every timeline case, all in one process where none fails."""
-    waiting = [case for case in cases if case.level == "timeline" and case.library]
-    for turn in range(6):
-        if not waiting:
-            return
-        out = scratch / f"kineto-{turn}"
-        words = [sys.executable, str(CASES / "driver.py"), "calls", str(out), *(str(c.library) for c in waiting)]
-        begun = time.monotonic()
-        try:
-            run = subprocess.run(words, capture_output=True, text=True, timeout=KINETO_TIMEOUT_S, check=False)
-            said = run.stderr.strip().splitlines()[-1:] or [f"exit code {run.returncode}"]
-        except subprocess.TimeoutExpired:
-            said = [f"took longer than {KINETO_TIMEOUT_S} s"]
-        done = _done(out)
-        print(f"kineto: {len(done)} of {len(waiting)} cases in {time.monotonic() - begun:.1f} s", flush=True)
-        for case in waiting:
-            record = done.get(case.stem)
-            if record is None:
-                continue
-            case.error = record.get("error", "")
-            if not case.error:
-                try:
-                    case.line = timeline(out / record["trace"])
-                except (OSError, ValueError, KeyError) as error:
-                    case.error = f"trace: {error}"
-        left = [case for case in waiting if case.stem not in done]
-        if len(left) == len(waiting):
-            for case in left:
-                case.error = said[0]
-            return
-        waiting = left
+def profile_calls(cases: list[Case], scratch: Path) -> list[str]:
+    """Timelines of every timeline case, by Nsight Systems where it is and by Kineto as well. Returns remarks.
+
+    A case that fails ends its process: those after it go again without it.
+    """
+    some = [case for case in cases if case.level == "timeline" and case.library]
+    remarks = []
+    sources: dict[str, Any] = {"nsys": calls.by_nsys, "kineto": calls.by_kineto}
+    for source, trace in sources.items():
+        waiting, turn = list(some), 0
+        while waiting and turn < 5:
+            turn += 1
+            out, begun = scratch / f"{source}-{turn}", time.monotonic()
+            try:
+                lines, trouble = trace([case.library for case in waiting], out)
+            except StitchError as error:
+                remarks.append(f"no timelines by {source}: {error}")
+                break
+            done = _done(out)
+            if trouble:
+                remarks.append(f"{source}: {trouble}")
+            print(f"{source}: {len(lines)} of {len(waiting)} cases in {time.monotonic() - begun:.1f} s", flush=True)
+            for case in waiting:
+                if case.stem in lines:
+                    case.lines[source] = lines[case.stem]
+                elif failure := done.get(case.stem, {}).get("error"):
+                    case.error = failure
+            left = [case for case in waiting if case.stem not in lines and case.stem not in done]
+            if len(left) == len(waiting):
+                break
+            waiting = left
+    for case in some:
+        if not case.lines:
+            case.error = case.error or "no timeline"
+    return remarks
 
 
 def _done(out: Path) -> dict[str, dict[str, Any]]:
@@ -238,14 +239,18 @@ def judge(case: Case, device: Device | None) -> dict[str, Any]:
             "seconds": longest.seconds,
             "counters": longest.model_dump(mode="json"),
         }
-    elif case.line is not None:
-        cause, evidence = call_cause(case.line, device)
+    elif case.lines:
+        said_by = {source: call_cause(line, device) for source, line in case.lines.items()}
+        source = next(iter(said_by))
+        cause, evidence = said_by[source]
         row |= {
             "label": cause,
             "suggestion": FIRST[cause][0],
             "evidence": evidence,
-            "seconds": case.line.wall_seconds,
-            "timeline": case.line.model_dump(mode="json"),
+            "source": source,
+            "labels_by_source": {name: found for name, (found, _) in said_by.items()},
+            "seconds": case.lines[source].wall_seconds,
+            "timelines": {name: line.model_dump(mode="json") for name, line in case.lines.items()},
         }
     row["bottleneck"] = BOTTLENECK_OF[row["label"]]
     row["label_right"] = row["label"] in row["labels"]
@@ -326,7 +331,7 @@ def main() -> int:
             return 1 if bad else 0
         device = _device(not options.no_ceilings)
         remarks = profile_kernels(cases, scratch)
-        profile_calls(cases, scratch)
+        remarks += profile_calls(cases, scratch)
     versions = {k.source.removeprefix("ncu ") for case in cases for k in case.counters}
     document = {
         "command": " ".join(["python", "benchmarks/profile_truth.py", *sys.argv[1:]]),
@@ -351,8 +356,8 @@ def _rejudge(path: Path, cases: list[Case], out: Path) -> int:
         case.error = row["error"]
         if "counters" in row:
             case.counters = [KernelCounters.model_validate(row["counters"])]
-        if "timeline" in row:
-            case.line = Timeline.model_validate(row["timeline"])
+        for source, line in row.get("timelines", {}).items():
+            case.lines[source] = Timeline.model_validate(line)
         rows.append(judge(case, device))
     document["cases"] = rows
     document["remarks"] = [*document["remarks"], f"rules applied again to the measurements of {path.name}"]

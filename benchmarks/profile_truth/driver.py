@@ -1,9 +1,10 @@
 """Runs cases of known bottleneck in one process, for a profiler around it or Kineto inside it.
 
 ``driver.py kernels OUT SO...`` calls each case once to warm up and once between cuProfilerStart and cuProfilerStop;
-standard library only, so that it starts at once under ncu. ``driver.py calls OUT SO...`` traces whole calls by
-torch.profiler and writes one Chrome trace a case. OUT is a folder; ``OUT/done.jsonl`` says how each case went, line by
-line as it goes, because a failed case ends the process.
+standard library only, so that it starts at once under ncu. ``driver.py nsys OUT SO...`` makes whole calls in NVTX
+ranges named after the cases; ``driver.py kineto OUT SO...`` traces them by torch.profiler and writes one Chrome trace a
+case. OUT is a folder; ``OUT/done.jsonl`` says how each case went, line by line as it goes, because a failed case ends
+the process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import time
 from pathlib import Path
 
 WARM_CALLS = 2
-"""Calls before the traced one, for what is only slow once."""
+"""Calls before the traced ones, for what is only slow once."""
+TRACED_CALLS = 3
+RANGE = "truth:"
+"""Ranges of calls are named so and after the case."""
 
 
 class Driver:
@@ -65,11 +69,8 @@ def kernels(driver: Driver, case: Case, out: Path) -> dict[str, object]:
     return {}
 
 
-def calls(driver: Driver, case: Case, out: Path) -> dict[str, object]:
-    """Seconds of a call without a profiler, and a trace of one with it."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile, record_function
-
+def seconds_of_a_call(driver: Driver, case: Case) -> float:
+    """Prepare, warm up, and time one call by the host's clock."""
     case.call("truth_prepare")
     for _ in range(WARM_CALLS):
         case.call("truth_run")
@@ -77,13 +78,36 @@ def calls(driver: Driver, case: Case, out: Path) -> dict[str, object]:
     start = time.perf_counter()
     case.call("truth_run")
     driver.synchronize()
-    seconds = time.perf_counter() - start
+    return time.perf_counter() - start
+
+
+def nsys(driver: Driver, case: Case, out: Path) -> dict[str, object]:
+    """Calls in NVTX ranges, for Nsight Systems around this process."""
+    from torch.cuda import nvtx
+
+    seconds = seconds_of_a_call(driver, case)
+    for _ in range(TRACED_CALLS):
+        nvtx.range_push(RANGE + case.name)  # type: ignore[no-untyped-call]
+        case.call("truth_run")
+        driver.synchronize()
+        nvtx.range_pop()  # type: ignore[no-untyped-call]
+    case.call("truth_release")
+    return {"seconds": seconds}
+
+
+def kineto(driver: Driver, case: Case, out: Path) -> dict[str, object]:
+    """The same in annotations of torch.profiler, and a trace of them."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, record_function
+
+    seconds = seconds_of_a_call(driver, case)
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
         case.call("truth_run")  # the tracer is slow in its first call
         torch.cuda.synchronize()
-        with record_function("truth_run"):
-            case.call("truth_run")
-            driver.synchronize()
+        for _ in range(TRACED_CALLS):
+            with record_function(RANGE + case.name):
+                case.call("truth_run")
+                driver.synchronize()
     path = out / f"{case.name}.trace.json"
     trace.export_chrome_trace(str(path))
     case.call("truth_release")
@@ -94,17 +118,18 @@ def main() -> None:
     """Run the cases named on the command line, writing how each went."""
     mode, out, paths = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     out.mkdir(parents=True, exist_ok=True)
-    if mode == "calls":
+    if mode != "kernels":
         import torch
 
         torch.zeros(1, device="cuda")
         torch.cuda.synchronize()
-    driver = Driver()
+    driver, run = Driver(), {"kernels": kernels, "nsys": nsys, "kineto": kineto}[mode]
     with (out / "done.jsonl").open("a") as log:
         for path in paths:
-            started, record = time.perf_counter(), {"case": Path(path).stem}
+            started = time.perf_counter()
+            record: dict[str, object] = {"case": Path(path).stem}
             try:
-                record |= (kernels if mode == "kernels" else calls)(driver, Case(path), out)
+                record |= run(driver, Case(path), out)
             except (RuntimeError, OSError, AttributeError) as error:
                 record["error"] = str(error)
             record["took"] = round(time.perf_counter() - started, 3)
