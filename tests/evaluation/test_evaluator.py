@@ -217,11 +217,14 @@ def test_what_an_evaluation_traced_is_not_traced_again(evaluator: Evaluator, scr
 
 def test_a_stock_option_that_fails_is_left_out_and_named(evaluator: Evaluator) -> None:
     task = make_task("""
-import sys
+import gc
+@torch.compiler.disable
+def refuse_compilers():
+    if any(type(thing).__name__ == "OptimizedModule" for thing in gc.get_objects()):
+        raise ValueError("not under a compiler")
 class Model(nn.Module):
     def forward(self, x):
-        if {"torch._inductor", "stitchcuda_stock"} <= set(sys.modules):
-            raise ValueError("not under a compiler")
+        refuse_compilers()
         return torch.relu(x)
 def get_inputs():
     return [torch.randn(8)]
