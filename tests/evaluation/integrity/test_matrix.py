@@ -74,6 +74,18 @@ def test_a_verdict_that_repeats_a_finding_is_no_second_witness() -> None:
     assert list(witnesses(evaluation(status="dishonest", findings=findings))) == ["static"]
 
 
+def test_wrong_numbers_count_once_however_often_they_are_seen() -> None:
+    findings = [
+        Finding(rule="wrong_output", severity="reject", evidence="e", layer="state"),
+        Finding(rule="wrong_output", severity="reject", evidence="e", layer="numerics"),
+        Finding(rule="wrong_output", severity="reject", evidence="e", layer="memory"),
+        Finding(rule="output_reused", severity="reject", evidence="e", layer="memory"),
+    ]
+    assert list(witnesses(evaluation(status="wrong_output", findings=findings[:2]))) == ["numerics"]
+    assert list(witnesses(evaluation(status="wrong_output", findings=findings[:1]))) == ["state"]
+    assert list(witnesses(evaluation(status="wrong_output", findings=findings))) == ["numerics", "memory"]
+
+
 def test_wrong_numbers_and_a_silent_runner_count_where_no_finding_says_so() -> None:
     wrong = Correctness(ok=False, calls_checked=1, outputs=[])
     assert witnesses(evaluation(status="wrong_output", correctness=wrong)) == {"numerics": ["wrong_output"]}

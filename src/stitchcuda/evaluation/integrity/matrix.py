@@ -161,17 +161,24 @@ def _row(corpus: Corpus, specimen: Specimen, evaluator: Evaluator, tier: Tier) -
 def witnesses(evaluation: Evaluation) -> dict[Layer, list[str]]:
     """Rejecting rules by layer.
 
-    Wrong numbers and a silent runner count for their layer also where no finding says so. A finding that is named
-    after the verdict itself repeats another one and is no witness of its own.
+    Wrong numbers and a silent runner count for their layer also where no finding says so. What says the same twice
+    counts once: a finding that is named after the verdict, and wrong numbers that were seen again under other weights
+    or in other memory.
     """
     reject = [f for f in evaluation.findings if f.severity == "reject" and f.rule != "dishonest"]
     found = _by_layer(reject)
     layer = STATUS_LAYERS.get(evaluation.status)
     if evaluation.correctness is not None and not evaluation.correctness.ok:
         layer = "numerics"
-    if layer is not None and layer not in found:
-        found[layer] = [evaluation.status]
-    return {layer: found[layer] for layer in LAYERS if layer in found}
+    if layer is not None and evaluation.status not in {rule for rules in found.values() for rule in rules}:
+        found.setdefault(layer, [evaluation.status])
+    ordered = {layer: found[layer] for layer in LAYERS if layer in found}
+    seen_wrong = False
+    for layer, rules in list(ordered.items()):
+        if seen_wrong and rules == ["wrong_output"]:
+            del ordered[layer]
+        seen_wrong = seen_wrong or "wrong_output" in rules
+    return ordered
 
 
 def _by_layer(findings: Iterable[Finding]) -> dict[Layer, list[str]]:
