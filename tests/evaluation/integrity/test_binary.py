@@ -137,6 +137,7 @@ LISTING = """
         /*0130*/                   DMMA.884 R2, R4, R6, R2 ;
         /*0140*/                   FFMA R0, R1, R2, R3 ;
         /*0150*/                   MUFU.EX2 R0, R1 ;
+        /*0160*/                   HFMA2.MMA R6, -RZ, RZ, 0, 0 ;
 """
 
 

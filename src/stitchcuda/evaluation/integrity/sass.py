@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.task.model import Precision
 
-_MATRIX = re.compile(r"\b((?:[A-Z]*(?:MMA|GMMA))(?:\.[A-Z0-9_x]+)*)")
+_MATRIX = re.compile(r"(?<![.\w])([A-Z]+MMA(?:\.\w+)*)")
 _NARROW = re.compile(r"^(HMMA|HGMMA|UTCHMMA|QMMA|QGMMA|UTCQMMA|OMMA|UTCOMMA)\b")
 
 
