@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from stitchcuda.evaluation.gpu_clocks import GpuClocks
 from stitchcuda.evaluation.timing import (
     Sample,
     clock_finding,
     exchange_finding,
     idle_finding,
+    interval,
     pause_finding,
     quantile,
     summarise,
@@ -80,3 +82,26 @@ def test_processes_that_never_rest_are_found() -> None:
     busy, idle = Sample(1e-3, 0, 1e-3, 0, 0, 0.5), Sample(1e-3, 0, 1e-3, 0, 0, 0.0)
     assert idle_finding([busy, idle, busy]) is None
     assert idle_finding([busy] * 3) is not None
+
+
+def test_the_interval_of_a_median_holds_it_and_shrinks() -> None:
+    values = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6]
+    low, high = interval(values) or (0.0, 0.0)
+    assert 1.0 <= low <= 1.3 <= high <= 1.6
+    more = interval(values * 20)
+    assert more is not None
+    assert more[1] - more[0] < high - low
+    assert interval([1.0] * 4) is None
+
+
+def test_slowed_down_clocks_are_said() -> None:
+    clocks = GpuClocks(False)
+    assert clocks.finding() is None
+    assert clocks.facts() == {}
+    clocks.seen = [(345, 2619, 1), (1980, 2619, 0), (1980, 2619, 0)]
+    assert clocks.finding() is None
+    clocks.seen.append((1500, 2619, 0x4))
+    finding = clocks.finding()
+    assert finding is not None
+    assert "power cap" in finding.evidence
+    assert "between 1500 and 1980 MHz" in finding.evidence

@@ -46,7 +46,27 @@ def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     rows.sort(key=lambda row: -float(row["seconds"]))
     busy = sum(float(row["seconds"]) for row in rows)
     launches = sum(float(row["calls"]) for row in rows if row["kind"] == "kernel" or not cuda)
-    return {"rows": rows[:ROWS], "wall_seconds": wall, "busy_seconds": busy, "launches": launches}
+    told = {"rows": rows[:ROWS], "wall_seconds": wall, "busy_seconds": busy, "launches": launches}
+    return told | {"active_seconds": _active(recording) / calls if cuda else 0.0}
+
+
+def _active(recording: Any) -> float:
+    """Seconds in which anything ran on the device, on whatever stream."""
+    spans = sorted(
+        (event.time_range.start, event.time_range.end)
+        for event in recording.events()
+        if str(event.device_type).endswith("CUDA") and _ran(event)
+    )
+    active, until = 0.0, float("-inf")
+    for start, end in spans:
+        active += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return active * 1e-6
+
+
+def _ran(event: Any) -> bool:
+    """Whether an entry of the device's timeline is work, and not a range around work."""
+    return not getattr(event, "is_user_annotation", False) and not event.name.startswith(ANNOTATIONS)
 
 
 Table = dict[tuple[str, str, str], tuple[float, int]]
@@ -73,7 +93,7 @@ def _device_rows(recording: Any) -> Table:
         if not str(event.device_type).endswith("CUDA"):
             continue
         name = event.name
-        if getattr(event, "is_user_annotation", False) or name.startswith(ANNOTATIONS):
+        if not _ran(event):
             continue
         lower = name.lower()
         kind = "copy" if lower.startswith("memcpy") else "memset" if lower.startswith("memset") else "kernel"

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.build import build
+from stitchcuda.evaluation.gpu_clocks import GpuClocks
 from stitchcuda.evaluation.model import (
     Evaluation,
     Tier,
@@ -79,6 +80,7 @@ class Evaluator:
         self._spare: Session | None = None
         self._traces: dict[str, Trace] = {}
         self.stocks = StockOptions(self)
+        self.clocks = GpuClocks(self.kind == "cuda")
 
     def __enter__(self) -> Evaluator:
         self._start_oracle()
@@ -413,6 +415,7 @@ class Evaluator:
             return
         for session in sessions:
             session.measure_noop()
+        self.clocks.look()
         began = time.monotonic()
         cases = self.plan["cases"]
         programs = any(not session.subject.trusted for session in sessions)
@@ -431,6 +434,7 @@ class Evaluator:
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:
                     check(verdict, False)
+        self.clocks.look()
 
     def reweigh(self, label: str, check: Callable[[dict[str, Any], bool], None]) -> None:
         """Other weights for everything that is loaded, prepared again, and one checked call of each Program that is not
@@ -474,6 +478,8 @@ class Evaluator:
             p90=mean(lambda t: t.p90),
             n=sum(part.n for part in parts.values()),
             device_median=mean(lambda t: t.device_median or 0.0) if cuda else None,
+            low=mean(lambda t: t.median if t.low is None else t.low),
+            high=mean(lambda t: t.median if t.high is None else t.high),
             note=note or "weighted mean over the input cases",
         )
 

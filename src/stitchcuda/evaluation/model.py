@@ -80,6 +80,8 @@ class Timing(BaseModel):
     p90: float
     n: int
     device_median: float | None = Field(default=None, description="seconds by device events, cuda only")
+    low: float | None = Field(default=None, description="95 % bootstrap interval of the median, seconds: lower end")
+    high: float | None = Field(default=None, description="its upper end")
     note: str = Field(default="", description="why it is missing or odd, e.g. 'not capturable: ...'")
 
 

@@ -46,6 +46,7 @@ class Trace(BaseModel):
     wall_seconds: float = Field(description="per call without the profiler, synchronised")
     busy_seconds: float = Field(description="sum over all rows, per call")
     launches: int = Field(description="kernels (cuda) or operators (cpu) per call")
+    active_seconds: float = Field(default=0.0, description="in which anything ran on the device, per call; cuda only")
     source: str = "kineto"
 
 
@@ -186,6 +187,9 @@ def parse_trace(
                 )
             )
         wall, launches = float(raw["wall_seconds"]), float(raw["launches"])
+        active = float(raw.get("active_seconds", 0.0))
+        if not (math.isfinite(active) and 0 <= active < LIMIT_SECONDS):
+            active = 0.0
         if not (math.isfinite(wall) and 0 <= wall < LIMIT_SECONDS and 0 <= launches < 1e9):
             return None
     except (ValueError, KeyError, TypeError):
@@ -193,5 +197,11 @@ def parse_trace(
     rows.sort(key=lambda row: -row.seconds)
     busy = sum(row.seconds for row in rows)
     return Trace(
-        subject=subject, target=target, rows=rows, wall_seconds=wall, busy_seconds=busy, launches=round(launches)
+        subject=subject,
+        target=target,
+        rows=rows,
+        wall_seconds=wall,
+        busy_seconds=busy,
+        launches=round(launches),
+        active_seconds=active,
     )

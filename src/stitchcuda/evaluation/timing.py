@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stitchcuda.evaluation.model import Finding, Timing
+
+RESAMPLES = 1000
+"""Of the bootstrap."""
 
 BUSY = 0.01
 """Cores; a process that waits uses none, and thread pools have stopped spinning long before."""
@@ -19,6 +23,15 @@ def quantile(values: Sequence[float], share: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """The 95 % percentile-bootstrap interval of the median; None for fewer than five values."""
+    if len(values) < 5:
+        return None
+    drawn = random.Random(len(values))
+    medians = sorted(quantile(drawn.choices(values, k=len(values)), 0.5) for _ in range(RESAMPLES))
+    return quantile(medians, 0.025), quantile(medians, 0.975)
 
 
 @dataclass(frozen=True)
@@ -51,12 +64,15 @@ class TimingPlan:
 def summarise(samples: Sequence[Sample], cuda: bool, note: str = "") -> Timing:
     """Median and spread of the score: per call the larger of wall and device time."""
     score = [max(s.wall, s.device) for s in samples]
+    low, high = interval(score) or (None, None)
     return Timing(
         median=quantile(score, 0.5),
         p10=quantile(score, 0.1),
         p90=quantile(score, 0.9),
         n=len(score),
         device_median=quantile([s.device for s in samples], 0.5) if cuda else None,
+        low=low,
+        high=high,
         note=note,
     )
 
