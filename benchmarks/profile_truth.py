@@ -145,12 +145,12 @@ def profile_kernels(cases: list[Case], scratch: Path) -> list[str]:
                     if case.stem == owner:
                         case.counters.append(kernel)
         except ToolMissing as error:
-            return [f"no counters: {error}"]
+            return _give_up(some, str(error))
         except StitchError as error:
             trouble = str(error)
         print(f"ncu: {len(batch)} cases in {time.monotonic() - begun:.1f} s {trouble}", flush=True)
         if trouble == PERMISSION:
-            return [f"no counters: {trouble}"]
+            return _give_up(some, trouble)
         done = _done(out)
         left = []
         for case in batch:
@@ -165,6 +165,13 @@ def profile_kernels(cases: list[Case], scratch: Path) -> list[str]:
         half = len(left) if len(left) < len(batch) else (len(left) + 1) // 2
         batches = [part for part in (left[:half], left[half:]) if part] + batches
     return sorted(set(remarks))
+
+
+def _give_up(cases: list[Case], reason: str) -> list[str]:
+    """What holds for every case: no tool, or no permission."""
+    for case in cases:
+        case.error = reason if not case.counters else case.error
+    return [f"no counters: {reason}"]
 
 
 def profile_calls(cases: list[Case], scratch: Path) -> list[str]:
@@ -187,7 +194,7 @@ def profile_calls(cases: list[Case], scratch: Path) -> list[str]:
                 break
             done = _done(out)
             if trouble:
-                remarks.append(f"{source}: {trouble}")
+                remarks.append(f"{source}: {trouble[:300]}")
             print(f"{source}: {len(lines)} of {len(waiting)} cases in {time.monotonic() - begun:.1f} s", flush=True)
             for case in waiting:
                 if case.stem in lines:
@@ -200,7 +207,7 @@ def profile_calls(cases: list[Case], scratch: Path) -> list[str]:
             waiting = left
     for case in some:
         if not case.lines:
-            case.error = case.error or "no timeline"
+            case.error = case.error or f"no timeline ({'; '.join(remarks[-2:])})"
     return remarks
 
 
@@ -374,6 +381,8 @@ def _finish(document: dict[str, Any], out: Path) -> int:
                 f"WRONG {row['folder']}/{row['case']}: expected {'/'.join(row['labels'])}, said {row['label']}"
                 f" ({row['suggestion']}); {row['evidence'] or row['error']}"
             )
+    for remark in document["remarks"]:
+        print(f"remark: {remark}")
     right = sum(row["label_right"] and row["suggestion_right"] for row in rows)
     print(f"{right} of {len(rows)} named rightly; {out}")
     return 0 if right == len(rows) else 1

@@ -18,6 +18,7 @@ from driver import RANGE
 from stitchcuda.profiling import nsys as tool
 from stitchcuda.profiling import nsys_db
 from stitchcuda.profiling.model import Timeline
+from stitchcuda.profiling.ncu import clean_environment
 from stitchcuda.profiling.recording import CALL, ApiCall, DeviceOp, Range, Recording
 from stitchcuda.profiling.timeline import analyse
 
@@ -31,8 +32,9 @@ def by_nsys(libraries: Sequence[Path], out: Path) -> tuple[dict[str, Timeline], 
     out.mkdir(parents=True, exist_ok=True)
     report, database = str(out / "report"), out / "report.sqlite"
     words = [sys.executable, str(DRIVER), "nsys", str(out), *map(str, libraries)]
-    said = _run(tool.profile_command(found, words, report, ranged=False), found.environment)
-    said += _run(tool.export_command(found, report, str(database)), found.environment)
+    environment = clean_environment(out, found.environment)
+    said = _run(tool.profile_command(found, words, report, ranged=False), environment)
+    said += _run(tool.export_command(found, report, str(database)), environment)
     if not database.is_file():
         return {}, tool.explain(said)
     recording = nsys_db.read(database)
@@ -41,7 +43,8 @@ def by_nsys(libraries: Sequence[Path], out: Path) -> tuple[dict[str, Timeline], 
 
 def by_kineto(libraries: Sequence[Path], out: Path) -> tuple[dict[str, Timeline], str]:
     """The same by torch.profiler; a case that fails ends its process, and what comes after it has no Timeline."""
-    said = _run([sys.executable, str(DRIVER), "kineto", str(out), *map(str, libraries)], {})
+    out.mkdir(parents=True, exist_ok=True)
+    said = _run([sys.executable, str(DRIVER), "kineto", str(out), *map(str, libraries)], clean_environment(out))
     lines = {}
     for stem in _stems(libraries):
         path = out / f"{stem}.trace.json"
@@ -100,7 +103,7 @@ def _run(words: Sequence[str], environment: Mapping[str, str]) -> str:
     """What a command printed; it is killed with all that it started when its time is up."""
     process = subprocess.Popen(
         words,
-        env={**os.environ, **environment},
+        env=dict(environment),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_measurements_are_judged_again_without_a_gpu(
         launches=4000,
         idle_seconds={"launch": 9e-3},
     )
-    document = {
+    document: dict[str, Any] = {
         "command": "x",
         "seconds": 1.0,
         "provenance": {"gpu": "H200"},
