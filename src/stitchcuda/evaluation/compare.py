@@ -87,6 +87,10 @@ class Budget:
         """For comparison with eager, which may be off in the other direction."""
         return Budget(2 * self.relative, 2 * self.max_abs)
 
+    def stretched(self, ratio: float) -> Budget:
+        """For a reference whose elements are larger by ``ratio`` than those that the budget was made for."""
+        return Budget(self.relative, self.max_abs * ratio)
+
     def widest(self, other: Budget | None) -> Budget:
         """The wider of two, field by field."""
         if other is None:

@@ -21,6 +21,7 @@ MOVERS = {
     "unsqueeze", "slice", "select", "as_strided", "copy_", "_to_copy", "contiguous", "lift_fresh", "repeat", "cat",
     "stack", "split", "chunk", "unbind", "narrow", "flatten", "unfold", "constant_pad_nd", "zeros_like", "ones_like",
     "full_like", "empty_like", "fill_", "zero_", "_reshape_alias", "native_dropout", "dropout", "index_select",
+    "empty", "new_empty", "empty_strided",
 }  # fmt: skip
 """Operators whose result may equal an argument without that being a waste."""
 

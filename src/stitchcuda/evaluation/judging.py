@@ -90,6 +90,8 @@ class Judge:
         self.loose = tolerance | floors
         self.budgets: dict[tuple[str, str], Budget] = {}
         self.moved: dict[tuple[str, str], Distance] = {}
+        self.scales: dict[tuple[str, str], float] = {}
+        """Largest magnitudes that the budgets' elements are meant for."""
         self.discrete: set[str] = set()
         """Outputs that are not floating: their distances count elements."""
         self.earlier: list[torch.Tensor] = []
@@ -178,6 +180,7 @@ class Judge:
         else:
             allowed = compare.tie_budget(self.tolerance, own, moved)
         self.budgets[(key, name)] = allowed.widest(self.budgets.get((key, name)))
+        self.scales[(key, name)] = max(own.scale, self.scales.get((key, name), compare.TINY))
         return self.budgets[(key, name)] if self.amplified(key) else allowed
 
     def _against_eager(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
@@ -189,6 +192,8 @@ class Judge:
                 scale = float(near.abs().max()) if near.is_floating_point() and near.numel() else 0.0
                 allowed = Budget(floor, elements * scale) if near.is_floating_point() else Budget(0.0, 0.0)
             off = compare.distance(value, near)
+            if off.scale > self.scales.get((this.key, name), off.scale):
+                allowed = allowed.stretched(off.scale / self.scales[(this.key, name)])
             outputs.append(self._verdict(name, this, off, compare.ZERO, allowed.twice(), value, near))
         return self._summed(outputs)
 

@@ -4,6 +4,7 @@ does not stand left out with the reason. What a family does to tensors is in ``f
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -31,6 +32,9 @@ MAGNITUDES = (30.0, 1e3, 1e5)
 
 LARGEST_HALF = 1e3
 """The same where fp16 would overflow."""
+
+EXTREME = ("spikes", "probe")
+"""Families that are no base for related ones: their magnitudes would add up."""
 
 SHOWS = 20.0
 """Multiples of the error budget by which outputs must move to show a planted element well."""
@@ -61,10 +65,15 @@ class Variety:
 
     def order(self, nonce: bytes, case: str | None) -> list[Family]:
         """All families: signed first, because it alone tells precision classes apart on inputs of one sign; the others
-        as the nonce has it."""
-        rest = [family for family in FAMILIES if family != "signed"]
-        random.Random(derive(nonce, f"families:{case}")).shuffle(rest)
-        return ["signed", *rest]
+        as the nonce has it, related ones behind a base that they can be made from."""
+        order: list[Family] = ["signed", *(family for family in FAMILIES if family != "signed")]
+        drawn = random.Random(derive(nonce, f"families:{case}"))
+        while True:
+            rest = order[1:]
+            drawn.shuffle(rest)
+            order = ["signed", *rest]
+            if not any(a in EXTREME and b in RELATED for a, b in itertools.pairwise(order)):
+                return order
 
     def told(self, case: str | None, family: str) -> dict[str, str]:
         """For the Evaluation: the family just checked, and why others are left out, by name."""
@@ -86,39 +95,33 @@ class Variety:
         if key not in self.looks:
             own = self.expectation.inputs(nonce, label, case)
             self.looks[key] = [look(tensor, self.source) for tensor in leaves(own)]
+        if earlier is not None and (earlier.case != case or earlier.family in EXTREME):
+            earlier = None
         for family in names:
             if family in skipped or (wanted == "next" and family in given):
                 continue
-            if family in RELATED and (earlier is None or earlier.case != case):
-                continue
-            values = earlier.inputs if earlier is not None and family in RELATED else None
-            if values is None:
+            if family in VALUES or earlier is None:
                 values = own if own is not None else self.expectation.inputs(nonce, label, case)
                 own = None
-            problem, eager = self._turn(family, values, key, derive(nonce, f"{family}:{label}"), seed, earlier, judge)
+            else:
+                values = earlier.inputs
+            before = earlier.eager if earlier is not None and family in RELATED else None
+            problem, eager = self._turn(family, values, key, derive(nonce, f"{family}:{label}"), seed, before, judge)
             if not problem:
                 given.add(family)
                 return Varied(values, family, eager)
             skipped[family] = problem
-            del values
-            earlier = earlier if family not in RELATED else None
+            earlier = earlier if family in VALUES else None
         return Varied(own if own is not None else self.expectation.inputs(nonce, label, case))
 
     def _turn(
-        self,
-        family: Family,
-        values: list[Any],
-        key: str,
-        seed: int,
-        draw: int,
-        earlier: Round | None,
-        judge: Judge,
+        self, family: Family, values: list[Any], key: str, seed: int, draw: int, before: Result | None, judge: Judge
     ) -> tuple[str, Result | None]:
-        """Turn ``values`` into the family in place: why not, or nothing and the reference's answer."""
+        """Turn ``values`` into the family in place: why not, or nothing and the reference's answer. ``before``: its
+        answer to the values as they are, where that is known."""
         tensors, looks = leaves(values), self.looks[key]
         if family == "probe":
-            assert earlier is not None
-            return self._probe(tensors, earlier, key, seed, draw, judge)
+            return self._probe(values, key, seed, draw, before, judge)
         if family in VALUES and not change(family, tensors, looks, seed):
             return "no input takes other values", None
         if family == "permuted" and not permute(tensors, looks, seed):
@@ -141,24 +144,25 @@ class Variety:
         return "", answer
 
     def _probe(
-        self, tensors: list[torch.Tensor], earlier: Round, key: str, seed: int, draw: int, judge: Judge
+        self, values: list[Any], key: str, seed: int, draw: int, before: Result | None, judge: Judge
     ) -> tuple[str, Result | None]:
-        """The inputs of the call before but for a few elements, changed so far that the outputs show it."""
-        before = earlier.eager or self.expectation.eager(earlier.inputs, draw)
-        looks, start = self.looks[key], self.magnitudes.get(key, MAGNITUDES[0])
+        """Change a few elements of the inputs, so far that the outputs show it."""
+        tensors, looks, start = leaves(values), self.looks[key], self.magnitudes.get(key, MAGNITUDES[0])
+        if before is None:
+            before = self.expectation.eager(values, draw)
         most = LARGEST_HALF if any(tensor.dtype == torch.float16 for tensor in tensors) else MAGNITUDES[-1]
         found: tuple[str, Result | None] = ("no input may change", None)
         for magnitude in [m for m in MAGNITUDES if start <= m <= most]:
             if not plant(tensors, looks, seed, magnitude, others=found[1] is None):
                 return found
-            now = self._answer(earlier.inputs, key, draw)
+            now = self._answer(values, key, draw)
             if now[1] is None:
                 if found[1] is None:
                     return now
                 plant(tensors, looks, seed, -magnitude, others=False)
-                return self._answer(earlier.inputs, key, draw)
+                return self._answer(values, key, draw)
             self.magnitudes[key], found = magnitude, now
-            if shows(before, now[1], judge, earlier):
+            if shows(before, now[1], judge, key):
                 break
         return found
 
@@ -172,14 +176,14 @@ def _specials(answer: Result) -> tuple[bool, bool]:
     return any(bool(t.isnan().any()) for t in floats), any(bool(t.isinf().any()) for t in floats)
 
 
-def shows(before: Result, after: Result, judge: Judge, earlier: Round) -> bool:
+def shows(before: Result, after: Result, judge: Judge, key: str) -> bool:
     """Whether an output has moved by much more than its error budget."""
     old, new = ([t for t in pytree.tree_leaves(r[0]) if isinstance(t, torch.Tensor)] for r in (before, after))
     for one, two in zip(old, new, strict=False):
         if one.shape != two.shape:
             return True
         moved = compare.distance(two, one)
-        limit = max((b.relative for (where, _), b in judge.budgets.items() if where == earlier.key), default=1e-5)
+        limit = max((b.relative for (where, _), b in judge.budgets.items() if where == key), default=1e-5)
         if moved.relative > SHOWS * limit:
             return True
     return False
