@@ -8,19 +8,28 @@ from dataclasses import dataclass
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.kernel_rules import causes
 from stitchcuda.profiling.metrics import Facts
-from stitchcuda.profiling.model import KernelCounters, KernelDiagnosis, KernelTime, Timeline
+from stitchcuda.profiling.model import Cause, KernelCounters, KernelDiagnosis, KernelTime, Timeline
 from stitchcuda.profiling.remedies import FIRST, WORTH_NAMING, remedies
 from stitchcuda.profiling.roofline import amdahl
 from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause
+from stitchcuda.profiling.sass import KernelSass
 
 DIGITS = 4
 """Significant digits of the numbers that are kept as evidence."""
 
 
 def diagnose(
-    counters: KernelCounters, *, device: Device | None = None, share: float = 1.0, operator: str = ""
+    counters: KernelCounters,
+    *,
+    device: Device | None = None,
+    share: float = 1.0,
+    operator: str = "",
+    sass: KernelSass | None = None,
 ) -> KernelDiagnosis:
-    """Label one kernel. ``share`` is its part of the whole call's time, 0 to 1; ``operator`` what launched it."""
+    """Label one kernel. ``share`` is its part of the whole call's time, 0 to 1; ``operator`` what launched it.
+
+    ``sass`` adds what the machine code says to the evidence; it never decides.
+    """
     ceilings = device.ceilings if device is not None else None
     found = causes(Facts(counters), ceilings=ceilings, operator=operator)
     if not found:
@@ -45,7 +54,7 @@ def diagnose(
         kernel=counters.name,
         cause=first.cause,
         bottleneck=BOTTLENECK_OF[first.cause],
-        evidence=first.evidence,
+        evidence=first.evidence + _proof(first.cause, sass),
         remedy=remedy,
         suggestion=suggestion,
         kernel_gain=gain,
@@ -53,6 +62,24 @@ def diagnose(
         counters={name: float(f"{value:.{DIGITS}g}") for name, value in first.numbers.items()},
         others=[c.cause for c in sorted(found[1:], key=lambda c: -c.gain)],
     )
+
+
+def _proof(cause: Cause, sass: KernelSass | None) -> str:
+    """What the machine code adds to a cause; '' where it has nothing to say."""
+    if sass is None:
+        return ""
+    if cause == "spilling":
+        return f"; the code has {sass.local_accesses} local accesses and {sass.stack_bytes} bytes of stack a thread"
+    if cause in ("no_tensor_cores", "fma_pipe"):
+        return f"; the code has {sum(sass.matrix.values()) or 'no'} tensor instructions and {sass.ffma} FFMA"
+    if cause == "tensor_pipe":
+        return f"; the code has {', '.join(sass.matrix_opcodes) or 'no tensor instructions'}"
+    if cause in ("dram_bandwidth", "uncoalesced", "global_latency"):
+        copies = ", ".join(sass.async_copies) or "no async copies"
+        return f"; the widest global load is {sass.widest('global load')} bits, {copies}"
+    if cause in ("occupancy_registers", "barrier"):
+        return f"; the code uses {sass.registers} registers and {sass.barriers} barriers"
+    return ""
 
 
 def rank(

@@ -139,7 +139,8 @@ class Subject:
             began = time.perf_counter()
             self.call()
             return time.perf_counter() - began, 0.0
-        start, end = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
+        events: Any = self.torch.cuda.Event
+        start, end = events(enable_timing=True), events(enable_timing=True)
         began = time.perf_counter()
         start.record()
         with self.torch.no_grad():
@@ -194,6 +195,18 @@ def kineto(subject: Subject, calls: int, out: str) -> list[float]:
     return spans
 
 
+def flops(subject: Subject) -> float:
+    """FLOP of matrix products and convolutions of one call, 0.0 where torch cannot count them."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    try:
+        with FlopCounterMode(display=False) as counter:
+            subject.call()
+        return float(counter.get_total_flops())
+    except Exception:
+        return 0.0
+
+
 def counters(subject: Subject) -> None:
     """One call between cudaProfilerStart and cudaProfilerStop."""
     subject.torch.cuda.profiler.start()
@@ -203,7 +216,9 @@ def counters(subject: Subject) -> None:
 
 def main() -> None:
     """Obey the job that the argument names, and write the result where it says."""
+    here = Path(sys.argv[1]).resolve().parent
     job = json.loads(Path(sys.argv[1]).read_text())
+    job |= {name: str(here / job[name]) for name in ("reference", "program", "result", "trace") if job[name]}
     if job["torch_folder"] not in sys.path:
         sys.path.append(job["torch_folder"])
     subject = Subject(job)
@@ -222,6 +237,7 @@ def main() -> None:
         calls = 1 if wall > LONG_CALL else 3
         spans = nsys(subject, calls) if job["mode"] == "nsys" else kineto(subject, calls, job["trace"])
         result |= {"traced_events": statistics.fmean(spans), "calls": calls}
+        result["flops"] = 0.0 if job["program"] else flops(subject)
     Path(job["result"]).write_text(json.dumps(result))
 
 

@@ -34,6 +34,8 @@ FEW_BLOCKS = 0.75
 """Fewer blocks than this share of the multiprocessors."""
 EVEN_WAVES = 0.80
 """Waves of blocks that fill the device less than this on average explain idle multiprocessors."""
+TAIL_SLACK = 0.20
+"""Where multiprocessors idle this much more than equal blocks would leave them, blocks are not equal."""
 SHORT = 8e-6
 """Seconds. In shorter kernels the launch itself leaves multiprocessors idle for a large part."""
 LOCAL_SHARE = 0.25
@@ -123,14 +125,14 @@ def _idle_device(facts: Facts, used: Use) -> Iterator[Candidate]:
     filled = _wave_fill(facts, processors)
     numbers["waves filled"] = filled
     seen = f"a multiprocessor has work {busy:.0%} of the time on average"
-    if filled <= EVEN_WAVES:
+    if filled <= EVEN_WAVES and busy >= filled - TAIL_SLACK:
         waves = facts.number("waves")
         yield Candidate(
             "tail", f"{seen}; {facts.blocks} blocks make {waves:.2f} waves, filled {filled:.0%}", limit, numbers
         )
     else:
         yield Candidate(
-            "imbalance", f"{seen}, though {facts.blocks} blocks fill their waves: blocks differ", limit, numbers
+            "imbalance", f"{seen}, though {facts.blocks} equal blocks would keep it busy {filled:.0%}", limit, numbers
         )
 
 

@@ -40,7 +40,6 @@ KEPT = (
     "CUDA_HOME",
     "CUDA_PATH",
     "LANG",
-    "LC_ALL",
     "PYTHONPATH",
     "VIRTUAL_ENV",
     "OMP_NUM_THREADS",
@@ -134,7 +133,8 @@ def clean_environment(scratch: Path, extra: Mapping[str, str] | None = None) -> 
     """
     environment = {k: v for k, v in os.environ.items() if k in KEPT or k.startswith(KEPT_PREFIXES)}
     environment.setdefault("LANG", "C.UTF-8")
-    environment |= {"HOME": str(scratch), "TMPDIR": str(scratch)}
+    # Numbers in another locale have their points and commas the other way round.
+    environment |= {"HOME": str(scratch), "TMPDIR": str(scratch), "LC_ALL": "C.UTF-8"}
     return environment | dict(extra or {})
 
 

@@ -61,7 +61,7 @@ class Nsys:
 
 
 def find_nsys() -> Nsys:
-    """The tool by $STITCHCUDA_NSYS, PATH, or installers' folders, Nsight Compute's own copy last. Raises ToolMissing."""
+    """The tool by $STITCHCUDA_NSYS, PATH or installers' folders, Nsight Compute's included. Raises ToolMissing."""
     given = os.environ.get(SETTING, "")
     if given == "off":
         raise ToolMissing(f"Nsight Systems is switched off by {SETTING}=off")

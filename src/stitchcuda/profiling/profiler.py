@@ -1,18 +1,25 @@
-"""From the runner's trace to a Profile. A pure function of data: the trace is taken by ``evaluation``."""
+"""From what was recorded to a Profile, whichever tool recorded it. Pure functions of data.
+
+``profile`` takes the trace that an evaluation's runner reports, ``from_recording`` what ``profiling.capture`` took.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
+from stitchcuda.evaluation.telemetry import Kind, Origin, Trace, TraceRow, origin_of
 from stitchcuda.hardware.model import Device
-from stitchcuda.profiling.model import KernelTime, Profile, Timeline
-from stitchcuda.profiling.remedies import suggestion
-from stitchcuda.profiling.rules import Work, judge
+from stitchcuda.profiling import host_timeline, timeline
+from stitchcuda.profiling.diagnosis import rank, suggestions
+from stitchcuda.profiling.model import Cause, Idle, KernelCounters, KernelTime, Profile, Timeline
+from stitchcuda.profiling.remedies import FIRST, suggestion
+from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause, judge
 from stitchcuda.task.model import Precision, TaskFacts, TensorFacts
 
 if TYPE_CHECKING:
-    from stitchcuda.evaluation.telemetry import Trace, TraceRow
+    from stitchcuda.profiling.capture import Taken
 
 SHOWN = 20
 """Kernels kept in a Profile, longest first."""
@@ -56,7 +63,7 @@ def profile(
     busy = recorded * scale
     rows = sorted(trace.rows, key=lambda row: -_seconds(row.seconds))
     kernels = [_kernel(row, scale, recorded) for row in rows]
-    timeline = Timeline(
+    line = Timeline(
         wall_seconds=wall,
         busy_seconds=busy,
         gap_seconds=max(wall - busy, 0.0),
@@ -64,16 +71,102 @@ def profile(
         launches=max(round(_seconds(trace.launches)), 0),
     )
     work = None if facts is None else Work(least_bytes(facts, precision), flops, precision)
-    verdict = judge(timeline, kernels, device, work)
+    verdict = judge(line, kernels, device, work)
     return Profile(
         subject=subject,
         source=trace.source,
-        timeline=timeline,
+        timeline=line,
         kernels=kernels[:SHOWN],
         bottleneck=verdict.bottleneck,
         evidence=verdict.evidence,
-        suggestion=suggestion(timeline, kernels, device, work),
+        suggestion=suggestion(line, kernels, device, work),
     )
+
+
+def from_recording(
+    taken: Taken,
+    *,
+    subject: Literal["reference", "program"],
+    device: Device,
+    facts: TaskFacts | None = None,
+    precision: Precision = "fp32",
+    flops: float = 0.0,
+    own: frozenset[str] = frozenset(),
+    counters: Sequence[KernelCounters] = (),
+) -> Profile:
+    """A Profile of the calls in a recording, seconds per call; ``own`` are the names of the Program's own kernels.
+
+    The wall time is the one measured without the profiler. Idle time and its causes are what the recording shows,
+    scaled to the gap that is left of that wall time, since a profiler makes the host slower and not the device.
+    """
+    recording = taken.recording
+    on_cpu = device.target.kind == "cpu"
+    found = host_timeline.analyse(recording) if on_cpu else timeline.analyse(recording)
+    traced = found.timeline
+    wall = taken.wall_seconds or traced.wall_seconds
+    scale = min(wall / traced.wall_seconds, 1.0) if on_cpu and traced.wall_seconds > 0 else 1.0
+    busy = traced.busy_seconds * scale
+    gap = max(wall - busy, 0.0)
+    idle = sum(traced.idle_seconds.values())
+    shrink = min(gap / idle, 1.0) if idle > 0 else 0.0
+    kinds: dict[Idle, float] = {kind: seconds * shrink for kind, seconds in traced.idle_seconds.items()}
+    line = traced.model_copy(
+        update={
+            "wall_seconds": wall,
+            "busy_seconds": busy,
+            "gap_seconds": gap,
+            "copy_seconds": traced.copy_seconds * scale,
+            "idle_seconds": kinds,
+            "event_seconds": taken.event_seconds,
+            "peak_bytes": max(taken.peak_bytes, traced.peak_bytes),
+        }
+    )
+    total = sum(kernel.seconds for kernel in found.kernels) or 1.0
+    kernels = [
+        KernelTime(
+            name=kernel.name.removeprefix("own::"),
+            seconds=kernel.seconds * scale,
+            share=min(kernel.seconds / total, 1.0),
+            calls=max(round(kernel.calls), 1),
+            origin=_origin(kernel, own, "cpu" if on_cpu else "cuda"),
+            operator=kernel.operator.removeprefix("own::"),
+        )
+        for kernel in found.kernels
+    ]
+    work = None if facts is None else Work(least_bytes(facts, precision), flops or taken.flops, precision)
+    verdict = judge(line, kernels, device, work)
+    cause, evidence = call_cause(line, device)
+    diagnoses = rank(counters, kernels, wall, device=device)
+    named: Cause = cause
+    if cause == "none" and diagnoses and diagnoses[0].cause != "none" and diagnoses[0].program_gain > 1:
+        named = diagnoses[0].cause
+    told = suggestion(line, kernels, device, work)
+    best = suggestions(line, kernels, diagnoses, device=device, work=work, limit=1)
+    if cause != "none":
+        told = f"{FIRST[cause][1]} ({told})"
+    elif best and best[0].kernel:
+        told = f"{best[0].change} ({best[0].gain:.2f}x of the whole call at most)"
+    return Profile(
+        subject=subject,
+        source=recording.source,
+        version=recording.version,
+        timeline=line,
+        kernels=kernels[:SHOWN],
+        bottleneck=BOTTLENECK_OF[cause] if cause != "none" else verdict.bottleneck,
+        evidence=evidence if cause != "none" else verdict.evidence,
+        suggestion=told,
+        cause=named,
+        diagnoses=diagnoses,
+        counters=list(counters),
+        operators=found.operators,
+        critical_path=found.path,
+        remarks=[*found.remarks, *taken.remarks],
+    )
+
+
+def _origin(kernel: timeline.KernelSum, own: frozenset[str], target: str) -> Origin:
+    kinds: dict[str, Kind] = {"copy": "copy", "memset": "memset", "op": "op"}
+    return origin_of(kernel.name, kinds.get(kernel.kind, "kernel"), own, target)
 
 
 def least_bytes(facts: TaskFacts, precision: Precision) -> float:

@@ -1,0 +1,292 @@
+"""Takes a profile: the subject runs in a confined process of its own, under Nsight Systems, torch.profiler or Nsight
+Compute, on ordinary inputs. Never while a clock counts, and nothing here can change a verdict.
+
+What is recorded is made sense of by ``profiling.profiler``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from stitchcuda.errors import ProfilerError, ToolMissing
+from stitchcuda.evaluation import sandbox, state
+from stitchcuda.profiling import kineto, ncu, nsys, nsys_db
+from stitchcuda.profiling.confinement import WORK, Confined, run_confined, torch_folder
+from stitchcuda.profiling.metrics import WANTED
+from stitchcuda.profiling.model import KernelCounters
+from stitchcuda.profiling.ncu_csv import parse
+from stitchcuda.profiling.ncu_reports import read_report
+from stitchcuda.profiling.recording import Recording
+from stitchcuda.task.model import Task, TaskFacts
+
+Source = Literal["auto", "nsys", "kineto"]
+Mode = Literal["nsys", "kineto", "counters"]
+
+TIMEOUT_S = 240.0
+"""Bound of one recording: start of torch, the weights, a few calls, the import of the recording."""
+LEVELS = ("full", "shared_pids", "same_user")
+"""Confinements that are tried in turn; see ``sandbox.LEVELS``. Looser ones have no network namespace, without which
+Nsight Systems may not open its sockets."""
+COUNTER_LEVEL = "same_user"
+"""The driver gives counters to root alone on most machines: the user id stays, the other walls too."""
+LAUNCHES_EACH = 3
+"""Launches that are replayed of each kernel."""
+REPORT = "rep"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is profiled: a Task's reference, or a built Program (``folder``) for it."""
+
+    task: Task
+    facts: TaskFacts
+    folder: Path | None = None
+
+    def files(self, mode: Mode, *, ranges: bool = True) -> dict[str, bytes]:
+        """The driver's job and what it runs, by relative path."""
+        job = {
+            "mode": mode,
+            "kind": self.task.target.kind,
+            "precision": self.task.precision,
+            "training": self.facts.training,
+            "host_inputs": self.task.residence == "host",
+            "search_path": self.task.search_path or "",
+            "state": state.__file__,
+            "torch_folder": torch_folder(),
+            "reference": "reference.py",
+            "program": "program" if self.folder is not None else "",
+            "result": "result.json",
+            "trace": "trace.json",
+            "ranges": ranges,
+        }
+        files = {"job.json": json.dumps(job).encode(), "reference.py": self.task.source.encode()}
+        if self.folder is not None:
+            for path in sorted(self.folder.rglob("*")):
+                if path.is_file():
+                    files[f"program/{path.relative_to(self.folder)}"] = path.read_bytes()
+        return files
+
+
+@dataclass
+class Taken:
+    """A recording and what was measured without the profiler: seconds per call by the host and by CUDA events."""
+
+    recording: Recording
+    wall_seconds: float
+    event_seconds: float = 0.0
+    traced_event_seconds: float = 0.0
+    """Span by CUDA events of the calls that were recorded."""
+    peak_bytes: int = 0
+    flops: float = 0.0
+    confinement: str = ""
+    remarks: list[str] = field(default_factory=list)
+    kept: dict[str, bytes] = field(default_factory=dict)
+    """Files that the tool wrote, by name."""
+
+
+class _Works:
+    """The strictest confinement in which a subject of a kind has run on this machine, found out by trying."""
+
+    levels: dict[tuple[str, str], str] = {}  # noqa: RUF012
+
+
+def record(subject: Subject, source: Source = "auto", *, timeout_s: float = TIMEOUT_S) -> Taken:
+    """Record a few calls: by Nsight Systems on cuda where it is there, else by torch.profiler.
+
+    Raises ToolMissing or ProfilerError when ``source`` names a tool that is not there or fails, and ProfilerError
+    when the subject does not run.
+    """
+    remarks: list[str] = []
+    if source == "nsys" and subject.task.target.kind == "cpu":
+        raise ProfilerError("nsys traces CUDA; for a cpu target use kineto, which is torch.profiler")
+    if source != "kineto" and subject.task.target.kind == "cuda":
+        try:
+            return _by_nsys(subject, nsys.find_nsys(), timeout_s)
+        except (ToolMissing, ProfilerError) as error:
+            if source == "nsys":
+                raise
+            remarks.append(f"without Nsight Systems: {error}")
+    taken = _by_kineto(subject, timeout_s)
+    taken.remarks[:0] = remarks
+    return taken
+
+
+def _driver() -> list[str]:
+    return [sys.executable, "-I", str(Path(__file__).with_name("driver.py")), f"{WORK}/job.json"]
+
+
+def _readable(subject: Subject) -> list[str]:
+    return [subject.task.search_path] if subject.task.search_path else []
+
+
+def _levels(kind: str, mode: str) -> tuple[str, ...]:
+    known = _Works.levels.get((kind, mode))
+    return (known,) if known else LEVELS
+
+
+def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
+    missing = nsys.missing_library(tool)
+    if missing:
+        raise ToolMissing(nsys.explain(f"{missing}: cannot open shared object file"))
+    outputs = ["result.json", f"{REPORT}.nsys-rep", f"{REPORT}.sqlite"]
+    done = Confined({})
+    for level in _levels("cuda", "nsys"):
+        for ranged in (True, False):
+            commands = [
+                nsys.profile_command(tool, _driver(), f"{WORK}/{REPORT}", ranged=ranged),
+                nsys.export_command(tool, f"{WORK}/{REPORT}", f"{WORK}/{REPORT}.sqlite"),
+            ]
+            done = run_confined(
+                commands,
+                subject.files("nsys"),
+                outputs,
+                level=level,
+                timeout_s=timeout_s,
+                environment=tool.environment,
+                readable=[*tool.readable, *_readable(subject)],
+            )
+            database = done.files.get(f"{REPORT}.sqlite")
+            if database is not None and "result.json" in done.files:
+                recording = _database(database)
+                if recording.ops or not ranged:
+                    _Works.levels["cuda", "nsys"] = level
+                    taken = _taken(done, recording, tool.version)
+                    if not ranged:
+                        taken.remarks.append("nsys traced the whole process: the wall time includes what that costs")
+                    return taken
+            elif "result.json" not in done.files:
+                break  # the subject itself did not run here: tracing more of it will not help
+    raise ProfilerError(_failure(done, nsys.explain(done.printed)))
+
+
+def _by_kineto(subject: Subject, timeout_s: float) -> Taken:
+    kind = subject.task.target.kind
+    done = Confined({})
+    for level in _levels(kind, "kineto"):
+        done = run_confined(
+            [_driver()],
+            subject.files("kineto"),
+            ["result.json", "trace.json"],
+            level=level,
+            timeout_s=timeout_s,
+            readable=_readable(subject),
+        )
+        if "trace.json" in done.files and "result.json" in done.files:
+            _Works.levels[kind, "kineto"] = level
+            with tempfile.TemporaryDirectory(prefix="stitchcuda-trace-") as folder:
+                path = Path(folder) / "trace.json"
+                path.write_bytes(done.files["trace.json"])
+                recording = kineto.read(path)
+            recording.target = kind
+            return _taken(done, recording, recording.version)
+    raise ProfilerError(_failure(done, "torch.profiler wrote nothing"))
+
+
+def _failure(done: Confined, otherwise: str) -> str:
+    """Why a recording failed: the subject's own error where there is one."""
+    lines = [line for line in done.printed.splitlines() if line.strip()]
+    trouble = next((n for n, line in enumerate(lines) if line.startswith("Traceback")), None)
+    if trouble is not None:
+        error = next((line for line in lines[trouble + 1 :] if line[:1] not in (" ", "\t", "^")), lines[-1])
+        return f"the profiled subject failed: {error[:300]}"
+    if done.codes and done.codes[-1] is None:
+        return "profiling took too long and was stopped; allow more seconds"
+    return otherwise
+
+
+def _database(data: bytes) -> Recording:
+    with tempfile.TemporaryDirectory(prefix="stitchcuda-nsys-") as folder:
+        path = Path(folder) / "export.sqlite"
+        path.write_bytes(data)
+        return nsys_db.read(path)
+
+
+def _taken(done: Confined, recording: Recording, version: str) -> Taken:
+    """With the driver's numbers, believed as far as numbers go."""
+    try:
+        told: Any = json.loads(done.files["result.json"])
+    except ValueError:
+        told = {}
+
+    def number(name: str) -> float:
+        value = told.get(name) if isinstance(told, dict) else None
+        return float(value) if isinstance(value, int | float) and 0 <= value < 1e18 else 0.0
+
+    recording.version = recording.version or version
+    return Taken(
+        recording,
+        number("wall"),
+        number("events"),
+        number("traced_events"),
+        int(number("peak_bytes")),
+        number("flops"),
+        "full" if not done.missing else "without " + ", ".join(done.missing),
+        kept={name: data for name, data in done.files.items() if name != "result.json"},
+    )
+
+
+@dataclass
+class Counted:
+    """Counters of the longest kernels, and the report they are from where it was asked for."""
+
+    kernels: list[KernelCounters]
+    remarks: list[str] = field(default_factory=list)
+    report: bytes | None = None
+
+
+def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False, timeout_s: float = 150.0) -> Counted:
+    """Counters of kernels by name, longest first, from one call replayed by Nsight Compute.
+
+    Raises ToolMissing without the tool, ProfilerError when it counted nothing.
+    """
+    tool = ncu.find_ncu()
+    metrics = ncu.known(tool, WANTED)
+    report = Path(f"{WORK}/{REPORT}") if keep_report else None
+    words = ncu.command(
+        tool,
+        _driver(),
+        log=Path(f"{WORK}/ncu.log"),
+        kernels=list(kernels),
+        launches=LAUNCHES_EACH * len(kernels),
+        metrics=metrics,
+        from_start=False,
+        report=report,
+    )
+    done = run_confined(
+        [words],
+        subject.files("counters", ranges=False),
+        ["ncu.log", f"{REPORT}.ncu-rep", "result.json"],
+        level=COUNTER_LEVEL,
+        timeout_s=timeout_s,
+        readable=[str(tool.resolve().parent), *_readable(subject)],
+        counters=True,
+    )
+    text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
+    found = _counters(tool, text, done.files)
+    if not found:
+        story = ncu.explain(text) or ncu.explain(done.printed)
+        messages = [line for line in (text + done.printed).splitlines() if line.startswith("==ERROR==")]
+        raise ProfilerError(story or _failure(done, (messages or ["ncu measured no launch of these kernels"])[0][:300]))
+    left_out = [name for name in WANTED if name not in metrics]
+    remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
+    return Counted(ncu.longest(found, len(kernels)), remarks, done.files.get(f"{REPORT}.ncu-rep"))
+
+
+def _counters(tool: Path, text: str, files: Mapping[str, bytes]) -> list[KernelCounters]:
+    source = f"ncu {ncu.version_of(tool)}".strip()
+    data = files.get(f"{REPORT}.ncu-rep")
+    if data is None:
+        return parse(text, source=source).kernels
+    with tempfile.TemporaryDirectory(prefix="stitchcuda-ncu-") as folder:
+        path = Path(folder) / f"{REPORT}.ncu-rep"
+        path.write_bytes(data)
+        return read_report(path, tool, source=source)
+
+
+assert set(LEVELS) <= set(sandbox.LEVELS)
