@@ -16,6 +16,7 @@ from stitchcuda.profiling.model import Cause, KernelCounters, KernelTime
 from stitchcuda.profiling.remedies import FIRST
 from stitchcuda.profiling.roofline import LARGEST_GAIN, amdahl, point, use
 from stitchcuda.profiling.rules import BOTTLENECK_OF
+from stitchcuda.profiling.sass import parse
 from tests.profiling.counters import counters
 
 CEILINGS = Ceilings(
@@ -189,3 +190,19 @@ def test_wide_accesses_that_count_as_conflicts_are_none() -> None:
     numbers: Any = busy | {"shared_bytes_per_wavefront": 128.0, "stall_mio_throttle": 6.0}
     assert diagnose(counters(**numbers)).cause == "l1_bandwidth"
     assert diagnose(counters(**(numbers | {"shared_bytes_per_wavefront": 7.8}))).cause == "bank_conflicts"
+
+
+def test_uneven_blocks_are_told_from_a_last_wave_also_where_both_idle() -> None:
+    waves = {"grid": 1056, "waves": 8 / 7, "sm_active": 1.7e5}
+    assert diagnose(counters(**waves)).cause == "imbalance"  # type: ignore[arg-type]
+    assert diagnose(counters(**(waves | {"sm_active": 5.7e5}))).cause == "tail"  # type: ignore[arg-type]
+
+
+def test_machine_code_adds_to_the_evidence_and_never_decides() -> None:
+    listing = "\tFunction : k\n        /*0010*/                   STL [R1], R4 ;   /* 0x0 */\n"
+    resources = " Function k:\n  REG:32 STACK:304 SHARED:0 LOCAL:0"
+    (sass,) = parse(listing, resources)
+    plain, proven = diagnose(CASES["spilling"]), diagnose(CASES["spilling"], sass=sass)
+    assert plain.cause == proven.cause
+    assert "304 bytes of stack" in proven.evidence
+    assert diagnose(CASES["fma_pipe"], sass=sass).cause == "fma_pipe"
