@@ -140,15 +140,21 @@ def test_a_copied_reference_may_lend_its_constructor_but_not_its_forward() -> No
     assert "copies_reference" in inspected(copy + "class ModelNew(Model): pass\n")
 
 
-def test_a_kernel_that_nobody_calls_or_reads_is_seen() -> None:
+def test_kernels_that_nobody_calls_or_reads_are_decoys() -> None:
     program = cpu_program()
-    idle = program.files["program.py"].replace("        scale_shift(x", "        print(x")
-    unread = program.files["program.py"].replace("return y", "return x * 2")
+    entry = program.files["program.py"]
 
-    def found(entry: str) -> set[str]:
-        changed = program.model_copy(update={"files": {**program.files, "program.py": entry}})
-        return {finding.rule for finding in inspect_program(changed, CPU, "fp32")}
+    def found(changed: str) -> set[str]:
+        files = {**program.files, "program.py": changed}
+        return {each.rule for each in inspect_program(program.model_copy(update={"files": files}), CPU, "fp32")}
 
-    assert found(program.files["program.py"]) == set()
-    assert "unlaunched_kernel" in found(idle)
-    assert "discarded_result" in found(unread)
+    assert found(entry) == set()
+    assert found(entry.replace("        scale_shift(x", "        print(x")) == {"unlaunched_kernel", "decoy_kernel"}
+    assert found(entry.replace("return y", "return x * 2")) == {"discarded_result", "decoy_kernel"}
+    held = entry.replace("        scale_shift(x", "        self.launch(x")
+    kept = held.replace("self.factor = factor", "self.factor = factor\n        self.launch = scale_shift")
+    assert found(kept) == set()
+    assert found(kept.replace("self.launch(x", "print(x")) == {"unlaunched_kernel", "decoy_kernel"}
+    looked_up = entry.replace("from bindings import scale_shift", "import bindings")
+    assert found(looked_up.replace("        scale_shift(x", "        bindings.scale_shift(x")) == set()
+    assert found(looked_up.replace("        scale_shift(x", "        getattr(bindings, 'scale_shift')(x")) == set()

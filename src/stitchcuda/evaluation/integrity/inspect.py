@@ -6,9 +6,14 @@ Static findings come last and never alone: they read what is written, not what r
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
+from stitchcuda.evaluation.integrity.fold import Folder
+from stitchcuda.evaluation.integrity.names import Names
 from stitchcuda.evaluation.integrity.native_tokens import Macro
+from stitchcuda.evaluation.integrity.python_launches import launcher_use
 from stitchcuda.evaluation.integrity.python_tables import KERNEL_LANGUAGES
+from stitchcuda.evaluation.integrity.python_view import View
 from stitchcuda.evaluation.integrity.rules import Hit, findings
 from stitchcuda.evaluation.integrity.static_native import native_hits, native_macros
 from stitchcuda.evaluation.integrity.static_python import native_texts, python_hits
@@ -42,10 +47,28 @@ def inspect_program(program: Program, target: Target, precision: Precision) -> l
     for path, text in native.items():
         hits += native_hits(path, text, precision=precision, macros=macros)
     if not native and not any(inside.values()) and not any(_brings_kernels(text) for text in python.values()):
-        hits.append(
-            Hit("no_own_kernel", ENTRY, 0, f"neither native sources nor a kernel language, target {target.kind}")
-        )
+        hits = [replace(hit, rule="stock_compiler") if hit.rule == "compiler_wrap" else hit for hit in hits]
+        what = f"neither native sources nor a kernel language, target {target.kind}"
+        hits.append(Hit("no_own_kernel", ENTRY, 0, what))
+    if outputs and (idle := _decoys(python, outputs)):
+        hits.append(Hit("decoy_kernel", ENTRY, 0, idle))
     return findings(hits, "static")
+
+
+def _decoys(python: dict[str, str], outputs: dict[str, tuple[int, ...]]) -> str:
+    """Why none of the launchers can matter: nothing mentions them outside constructors, or every call's outputs are
+    thrown away. Empty when one may matter."""
+    calls = discarded = mentioned = 0
+    for text in python.values():
+        tree = parse(text)
+        if tree is None:
+            return ""
+        folder = Folder(tree)
+        use = launcher_use(View(ENTRY, tree, folder, Names(tree, folder)), outputs)
+        mentioned, calls, discarded = mentioned + use.mentioned, calls + use.calls, discarded + use.discarded
+    if not mentioned:
+        return f"nothing calls {', '.join(sorted(outputs)[:4])}"
+    return "the outputs of every launch are thrown away" if calls and calls == discarded == mentioned else ""
 
 
 def _brings_kernels(source: str) -> bool:

@@ -14,6 +14,8 @@ from stitchcuda.evaluation.integrity.fold import Folder
 from stitchcuda.evaluation.integrity.trees import walk
 
 _BUILTINS = frozenset(dir(builtins))
+FOREIGN_TYPE = "?type"
+"""The type of an object that the file was given: ``type(x)``, ``x.__class__``."""
 _MAX_DEPTH = 24
 _MAX_WAYS = 8
 
@@ -85,6 +87,8 @@ class Names:
             found = self._resolve_name(node.id, depth, seen)
         elif isinstance(node, ast.Attribute):
             found = {_attribute(base, node.attr) for base in self._resolve(node.value, depth + 1, seen)}
+            if node.attr == "__class__" and not found and not _is_self(node.value):
+                found = {FOREIGN_TYPE}
             if isinstance(node.value, ast.Name) and node.value.id == "self":
                 found |= self._resolve_value(f"self.{node.attr}", depth, seen)
         elif isinstance(node, ast.Subscript):
@@ -165,7 +169,8 @@ class Names:
         if function == "builtins.vars" and arguments:
             return {f"{base}.__dict__" for base in self._resolve(arguments[0], depth + 1, seen)}
         if function == "builtins.type" and len(arguments) == 1:
-            return {_class_of(base) for base in self._resolve(arguments[0], depth + 1, seen)}
+            known = {_class_of(base) for base in self._resolve(arguments[0], depth + 1, seen)}
+            return known or ({FOREIGN_TYPE} if not _is_self(arguments[0]) else set())
         if function.endswith((".__dict__.get", "sys.modules.get", "builtins.globals().get")) and arguments:
             key = self._folder.text(arguments[0])
             return self._member(function.removesuffix(".get"), key, depth, seen) if key else set()
@@ -181,6 +186,10 @@ class Names:
         if isinstance(base, ast.Name) and base.id == "self":
             found |= self._resolve_value(f"self.{key}", depth, seen)
         return found
+
+
+def _is_self(node: ast.AST) -> bool:
+    return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
 def _attribute(base: str, name: str) -> str:

@@ -1,5 +1,5 @@
 """Static rules about what ``ModelNew.forward`` does with its inputs and gives back: inputs changed or passed through,
-outputs that depend on nothing, buffers given out twice, work that is not waited for, kernels that are not launched.
+outputs that depend on nothing, buffers given out twice, work that is not waited for.
 
 Most are flags; what a call really returned is judged elsewhere.
 """
@@ -7,7 +7,7 @@ Most are flags; what a call really returned is judged elsewhere.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from stitchcuda.evaluation.integrity import python_tables as tables
 from stitchcuda.evaluation.integrity.python_view import (
@@ -18,6 +18,7 @@ from stitchcuda.evaluation.integrity.python_view import (
     arguments,
     called_name,
     is_name,
+    loads_of,
     parameters,
     place,
 )
@@ -37,18 +38,16 @@ _CONTAINERS = frozenset({"builtins.tuple", "builtins.list", "builtins.dict", "co
 _ITEMS = frozenset({"__getitem__", "__iter__", "__len__", "items", "values"})
 
 
-def output_hits(view: View, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
-    """Hits in one file; ``outputs`` gives, for each launcher of the manifest, the positions of its output arguments."""
+def output_hits(view: View) -> Iterator[Hit]:
+    """Hits in one file."""
     for function in view.hot:
         for rule in (_fallbacks, _library, _exits, _weights, _unwritten):
             yield from view.all(rule(view, function))
-        yield from view.all(_discarded(view, function, outputs))
     for forward in view.forwards():
         yield from view.all(_inputs(view, forward))
         yield from view.all(_returns(view, forward))
     for whole in (_types, _streams, _reference, _folded):
         yield from view.all(whole(view))
-    yield from view.all(_unlaunched(view, outputs))
 
 
 def _fallbacks(view: View, function: Function) -> Iterator[Hit]:
@@ -112,56 +111,6 @@ def _exits(view: View, function: Function) -> Iterator[Hit]:
             raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
             if view.names.resolve(raised) & {"builtins.SystemExit", "builtins.KeyboardInterrupt"}:
                 yield view.hit("ends_process", node)
-
-
-def _discarded(view: View, function: Function, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
-    """Launches whose outputs are fresh tensors that nothing reads."""
-    loads = _loads(function)
-    fresh = {
-        node.targets[0].id
-        for node in walk(function)
-        if isinstance(node, ast.Assign)
-        and len(node.targets) == 1
-        and isinstance(node.targets[0], ast.Name)
-        and called_name(node.value) in ALLOCATORS
-    }
-    for node in walk(function):
-        positions = outputs.get(called_name(node), ())
-        if not isinstance(node, ast.Call) or not positions or len(node.args) <= max(positions):
-            continue
-        given = [node.args[position] for position in positions]
-        if all(isinstance(each, ast.Name) and each.id in fresh and loads.get(each.id) == 1 for each in given):
-            yield view.hit("discarded_result", node)
-
-
-def _unlaunched(view: View, outputs: Mapping[str, tuple[int, ...]]) -> Iterator[Hit]:
-    """Launchers that the file imports and mentions in constructors at most."""
-    imported = {
-        alias.asname or alias.name: node
-        for node in walk(view.tree)
-        if isinstance(node, ast.ImportFrom) and node.module == "bindings"
-        for alias in node.names
-        if alias.name in outputs
-    }
-    constructors = {
-        id(part)
-        for owner in view.classes
-        if (method := view.method(owner, "__init__")) is not None
-        for part in walk(method)
-    }
-    used: set[str] = set()
-    kept_as: dict[str, str] = {}
-    for node in walk(view.tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in constructors:
-            used.add(node.id)
-        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name) and node.value.id in imported:
-            kept_as |= {target.attr: node.value.id for target in node.targets if isinstance(target, ast.Attribute)}
-    for node in walk(view.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in kept_as:
-            used.add(kept_as[node.attr])
-    for name, node in imported.items():
-        if name not in used:
-            yield view.hit("unlaunched_kernel", node, f"{name} is imported and not called")
 
 
 def _inputs(view: View, forward: Function) -> Iterator[Hit]:
@@ -231,7 +180,7 @@ def _in_place(method: str) -> bool:
 
 
 def _returns(view: View, forward: Function) -> Iterator[Hit]:
-    loads = _loads(forward)
+    loads = loads_of(forward)
     stored = {part.id for part in walk(forward) if isinstance(part, ast.Name) and not isinstance(part.ctx, ast.Load)}
     made = {
         node.targets[0].id: node.value
@@ -287,14 +236,6 @@ def _used(forward: Function, name: str) -> bool:
         if _changed(part) == name:
             return True
     return False
-
-
-def _loads(function: Function) -> dict[str, int]:
-    loads: dict[str, int] = {}
-    for node in walk(function):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            loads[node.id] = loads.get(node.id, 0) + 1
-    return loads
 
 
 def _types(view: View) -> Iterator[Hit]:

@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator
 
 from stitchcuda.evaluation.integrity import python_tables as tables
+from stitchcuda.evaluation.integrity.names import FOREIGN_TYPE
 from stitchcuda.evaluation.integrity.python_view import View
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.evaluation.integrity.trees import walk
@@ -54,7 +55,9 @@ class Patches:
         """What is set by calling ``function``, the dotted path of what ``node`` calls."""
         names, folder, arguments = self.view.names, self.view.folder, node.args
         first = folder.text(arguments[0]) if arguments else None
-        if function in _SETTERS and len(arguments) >= 2:
+        if function == "builtins.type.__setattr__" and arguments and not self._own_class(arguments[0]):
+            yield self.view.hit("patches_framework", node, "type.__setattr__ of a type that is not its own")
+        elif function in _SETTERS and len(arguments) >= 2:
             for owner in names.resolve(arguments[0]):
                 yield from self._set(node, f"{owner}.{folder.text(arguments[1]) or '?'}")
         elif function.endswith(_REPLACERS):
@@ -66,12 +69,17 @@ class Patches:
         elif function in ("os.environ.setdefault", "os.putenv") and arguments:
             yield from self._environment(node, first)
 
+    def _own_class(self, node: ast.AST) -> bool:
+        return isinstance(node, ast.Name) and (node.id in self.view.classes or node.id == "cls")
+
     def _set(self, node: ast.AST, path: str) -> Iterator[Hit]:
         owner, _, name = path.rpartition(".")
         root = path.split(".")[0]
+        what = f"{path} is set"
+        if owner == FOREIGN_TYPE and name in tables.TENSOR_METHODS:
+            yield self.view.hit("patches_framework", node, f"{name} of a type that it was given is set")
         if root not in tables.PATCHED_ROOTS or root in self.local:
             return
-        what = f"{path} is set"
         if path in tables.REDIRECTS:
             yield self.view.hit("changes_environment", node, what)
         elif path.startswith(tables.SETTINGS_PREFIXES):

@@ -46,6 +46,15 @@ REFERENCES: dict[str, str] = by_name(
     atexit.register atexit._run_exitfuncs weakref.finalize signal.signal signal.setitimer signal.alarm
     threading._register_atexit sys.addaudithook sys.unraisablehook
     """,
+    intercepts_operators="""
+    torch.overrides.TorchFunctionMode torch.utils._python_dispatch.TorchDispatchMode
+    torch._C._push_on_torch_dispatch_stack torch._C._push_on_torch_function_stack
+    torch.utils._python_dispatch._push_mode
+    """,
+    uses_network="""
+    urllib.request http.client ftplib requests httpx aiohttp socket.create_connection socket.create_server
+    torch.hub huggingface_hub wget telnetlib smtplib xmlrpc.client
+    """,
     compiler_wrap="""
     torch.compile torch.jit.script torch.jit.trace torch.jit.freeze torch.jit.optimize_for_inference
     torch._dynamo.optimize torch._inductor.compile torch._inductor.compile_fx.compile_fx
@@ -63,7 +72,7 @@ REFERENCES: dict[str, str] = by_name(
     """,
     tensor_subclass="""
     torch.Tensor._make_subclass torch.Tensor._make_wrapper_subclass torch.Tensor.as_subclass
-    torch.overrides.TorchFunctionMode torch.utils._python_dispatch.TorchDispatchMode
+
     torch.nn.parameter.UninitializedParameter
     """,
     changes_environment="""

@@ -185,3 +185,12 @@ def reads_kept(node: ast.AST) -> bool:
         elif isinstance(part, ast.Name) and (part.id.startswith("_") or part.id.isupper()):
             return True
     return False
+
+
+def loads_of(function: Function) -> dict[str, int]:
+    """How often each plain name is read in a function."""
+    loads: dict[str, int] = {}
+    for node in walk(function):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            loads[node.id] = loads.get(node.id, 0) + 1
+    return loads

@@ -43,6 +43,12 @@ RULES: dict[str, Rule] = {
     "interposes": Rule("reject", "a function of the C library, CUDA, Python or torch is defined again"),
     "includes_files": Rule("reject", "the build takes in files that are not the program's or a toolkit's"),
     "build_flags": Rule("reject", "the build is asked to run or take in something other than the sources"),
+    "intercepts_operators": Rule("reject", "torch's operators are intercepted"),
+    "uses_network": Rule("reject", "something is asked of the network"),
+    "installs_packages": Rule("reject", "packages are installed at run time"),
+    "static_initialiser": Rule("reject", "a function runs when the library is loaded"),
+    "stock_compiler": Rule("reject", "a stock compiler is all there is: no kernel is the program's own"),
+    "decoy_kernel": Rule("reject", "kernels are brought, and no result of theirs is used"),
     "replaces_measuring": Rule("reject", "the profiling interface that takes the trace is used"),
     # Worth knowing.
     "dynamic_code": Rule("flag", "code is executed from text"),
@@ -51,7 +57,6 @@ RULES: dict[str, Rule] = {
     "reads_files": Rule("flag", "a file that is not the program's own is read"),
     "writes_files": Rule("flag", "data is written to a file or to shared memory"),
     "foreign_library": Rule("flag", "another project's kernels are imported"),
-    "installs_packages": Rule("flag", "packages are installed at run time"),
     "native_loader": Rule("flag", "a native library is loaded by hand"),
     "raw_memory": Rule("flag", "memory is read or written by address from Python"),
     "tensor_subclass": Rule("flag", "a tensor or container with behaviour of its own is made"),
@@ -87,7 +92,6 @@ RULES: dict[str, Rule] = {
         "flag", "limits or attributes of the device that outlive a call are set, such as lines kept in L2"
     ),
     "shares_memory": Rule("flag", "memory is shared with other processes"),
-    "static_initialiser": Rule("flag", "code runs when the library is loaded"),
     "file_access": Rule("flag", "native code opens files or reads its environment"),
     "runtime_loading": Rule("flag", "native code looks up functions at run time"),
     "profiles_itself": Rule("flag", "a profiler is started or stopped"),

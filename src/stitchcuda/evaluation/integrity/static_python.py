@@ -17,6 +17,7 @@ from stitchcuda.evaluation.integrity.fold import UNKNOWN, Folder
 from stitchcuda.evaluation.integrity.names import Names
 from stitchcuda.evaluation.integrity.python_caches import cache_hits
 from stitchcuda.evaluation.integrity.python_files import Files
+from stitchcuda.evaluation.integrity.python_launches import launch_hits
 from stitchcuda.evaluation.integrity.python_outputs import output_hits
 from stitchcuda.evaluation.integrity.python_patches import Patches
 from stitchcuda.evaluation.integrity.python_view import View, called_name
@@ -71,7 +72,12 @@ def python_hits(
         return []
     folder = Folder(tree)
     view = View(path, tree, folder, Names(tree, folder))
-    return [*_Scan(view, precision, local).run(), *cache_hits(view), *output_hits(view, outputs or {})]
+    return [
+        *_Scan(view, precision, local).run(),
+        *cache_hits(view),
+        *output_hits(view),
+        *view.all(launch_hits(view, outputs or {})),
+    ]
 
 
 def native_texts(source: str) -> list[tuple[int, str]]:
@@ -133,7 +139,11 @@ class _Scan:
             modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         for module in modules:
             yield from self._module(node, module)
-            if (rule := tables.REFERENCES.get(module)) is not None:
+            rules = {tables.REFERENCES.get(module), tables.REFERENCES.get(module.split(".")[0])} - {
+                None,
+                "enters_harness",
+            }
+            for rule in filter(None, rules):
                 yield self.hit(rule, node, module)
 
     def _module(self, node: ast.AST, module: str) -> Iterator[Hit]:
