@@ -67,6 +67,9 @@ class Session:
         self.samples: list[tuple[str, Sample]] = []
         self.noop = 0.0
         self.control_total = 0.0
+        self.control_outside = 0.0
+        self.watching = False
+        """Whether the processor time of exchanges is looked at."""
         self.told: dict[str, str] = {}
         self.processes = 0
         self.held = 0
@@ -238,11 +241,15 @@ class Session:
         """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by."""
         call = self.evaluator.number_call()
         self.oracle.ask("fill", call=call, label="control", case=self.plan["cases"][0], sessions=[self.number])
-        totals = [
-            self._exchange(call, -1, wire.CONTROL, wire.INPUTS_OUT, self.settings.load_timeout_s).total
+        self.watching = self.kind == "cpu"
+        samples = [
+            self._exchange(call, -1, wire.CONTROL, wire.INPUTS_OUT, self.settings.load_timeout_s)
             for _ in range(self.settings.control_calls)
         ]
-        self.control_total = sorted(totals)[len(totals) // 2]
+        self.watching = False
+        middle = len(samples) // 2
+        self.control_total = sorted(sample.total for sample in samples)[middle]
+        self.control_outside = sorted(sample.outside or 0.0 for sample in samples)[middle]
 
     def call(
         self,
@@ -289,17 +296,26 @@ class Session:
         patience = self.settings.load_timeout_s
         if self.settings.defences and not self.subject.trusted:
             runner.ask(Op.SETTLE, timeout_s=patience)
+        spent = [self._spent()]
         began = time.monotonic()
         self.oracle.ask("hand", session=self.number, call=call)
         taking = wire.FLUSH | (wire.REUSE if reuse else 0)
         runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
         idle = self._wait(pause) if pause else 0.0
+        spent.append(self._spent())
         reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
         handed = runner.handed
+        spent.append(self._spent())
         self._take_peaks(reply)
         runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
         total = time.monotonic() - began - pause
-        return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed, total, idle)
+        spent.append(self._spent())
+        outside = spent[1] - spent[0] + spent[3] - spent[2] if self.watching else None
+        return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside)
+
+    def _spent(self) -> float:
+        """Processor time of the runner so far, where that is looked at."""
+        return self.live.cpu_seconds() if self.watching else 0.0
 
     def _wait(self, seconds: float) -> float:
         """Wait; the share of one core that the runner used in the second half of that."""

@@ -50,6 +50,8 @@ class Sample:
     """by the supervisor's clock, from before the inputs are handed over until the outputs are out, pauses left out"""
     idle: float = 0.0
     """cores that the runner's processes kept busy while there was nothing to do, where that was looked at"""
+    outside: float | None = None
+    """processor time of the runner's processes in the exchange apart from the call, where that was looked at"""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,18 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
             f"{ours * 1e3:.3f} ms longer than without a Program ({control * 1e3:.3f} ms; shortest of {len(samples)})"
         ),
     )
+
+
+def busy_outside(samples: Sequence[Sample], control: float) -> bool:
+    """Whether processors worked outside the call as ``exchange_finding`` suspects: on a busy machine an exchange takes
+    longer by the clock, but no more processor time. True where it was not looked at. ``control`` is the processor
+    time of an exchange without a Program, seconds; the same allowances as by the clock.
+    """
+    watched = [s.outside for s in samples if s.outside is not None]
+    if not watched:
+        return True
+    theirs = quantile([s.wall for s in samples], 0.5)
+    return min(watched) - control > 0.25 * theirs + 0.5 * control + 300e-6
 
 
 def pause_finding(plain: Sequence[Sample], paused: Sequence[Sample]) -> Finding | None:

@@ -38,6 +38,7 @@ from stitchcuda.evaluation.telemetry import Trace
 from stitchcuda.evaluation.timing import (
     Sample,
     TimingPlan,
+    busy_outside,
     clock_finding,
     exchange_finding,
     idle_finding,
@@ -350,6 +351,8 @@ class Trial:
             if finding is None and session.control_total:
                 everything = [sample for _, sample in session.samples]
                 finding = exchange_finding(everything, session.control_total, session.noop)
+                if finding is not None and not busy_outside(samples, session.control_outside):
+                    return
             if finding is None:
                 return
             if attempt == CLOCK_ATTEMPTS - 1:
@@ -358,6 +361,7 @@ class Trial:
                 return
             earlier = len(session.samples)
             least = self.settings.screen_min_calls
+            session.watching = session.kind == "cpu"
             self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
             latest = session.samples[earlier:]
 
