@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,15 +10,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 from driver import RANGE
 
+from stitchcuda.profiling import kineto, nsys_db
 from stitchcuda.profiling import nsys as tool
-from stitchcuda.profiling import nsys_db
 from stitchcuda.profiling.model import Timeline
 from stitchcuda.profiling.ncu import clean_environment
-from stitchcuda.profiling.recording import CALL, ApiCall, DeviceOp, Range, Recording
+from stitchcuda.profiling.recording import CALL, Range, Recording
 from stitchcuda.profiling.timeline import analyse
 
 DRIVER = Path(__file__).with_name("driver.py")
@@ -48,7 +46,7 @@ def by_kineto(libraries: Sequence[Path], out: Path) -> tuple[dict[str, Timeline]
     lines = {}
     for stem in _stems(libraries):
         path = out / f"{stem}.trace.json"
-        if path.is_file() and (line := timeline(read_chrome(path), stem)) is not None:
+        if path.is_file() and (line := timeline(kineto.read(path), stem)) is not None:
             lines[stem] = line
     return lines, "" if lines else (said.strip().splitlines() or ["nothing was traced"])[-1]
 
@@ -61,38 +59,6 @@ def timeline(recording: Recording, stem: str) -> Timeline | None:
     part = recording.within(windows[0][0], windows[-1][1])
     calls = [Range(start, end, CALL, 0) for start, end in windows]
     return analyse(replace(part, ranges=calls)).timeline
-
-
-def read_chrome(path: Path) -> Recording:
-    """A Chrome trace of torch.profiler as a Recording."""
-    events = json.loads(path.read_text())["traceEvents"]
-    found = Recording("kineto")
-    for event in events:
-        if event.get("ph") != "X" or "dur" not in event:
-            continue
-        kind, name, arguments = event.get("cat", ""), str(event.get("name", "")), event.get("args", {})
-        start = round(float(event["ts"]) * 1e3)
-        end = start + round(float(event["dur"]) * 1e3)
-        number = int(arguments.get("correlation", -1))
-        if kind in _DEVICE:
-            op = DeviceOp(start, end, name, cast(Any, _DEVICE[kind]), int(arguments.get("stream", 0)), number)
-            if op.kind == "copy":
-                op.direction = next((way for way in ("HtoD", "DtoH", "DtoD") if way in name), "")
-                op.pageable = "Pageable" in name
-            found.ops.append(op)
-        elif kind in ("cuda_runtime", "cuda_driver"):
-            found.api.append(ApiCall(start, end, name, _thread(event), number))
-        elif kind == "user_annotation":
-            found.ranges.append(Range(start, end, name, _thread(event)))
-    return found.sort()
-
-
-_DEVICE = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "memset"}
-
-
-def _thread(event: Mapping[str, Any]) -> int:
-    tid = event.get("tid", 0)
-    return tid if isinstance(tid, int) else 0
 
 
 def _stems(libraries: Iterable[Path]) -> list[str]:

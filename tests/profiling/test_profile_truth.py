@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
+from stitchcuda.profiling import kineto
 from stitchcuda.profiling.model import Cause, KernelCounters, Timeline
 from stitchcuda.profiling.remedies import FIRST
 from stitchcuda.profiling.rules import BOTTLENECK_OF
@@ -134,7 +135,7 @@ def test_a_chrome_trace_becomes_the_timeline_of_its_calls(truth: ModuleType, tmp
         ]
     events.append(event("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 1080, 10, correlation=99))
     (tmp_path / "k_x.trace.json").write_text(json.dumps({"traceEvents": events}))
-    line = truth.calls.timeline(truth.calls.read_chrome(tmp_path / "k_x.trace.json"), "k_x")
+    line = truth.calls.timeline(kineto.read(tmp_path / "k_x.trace.json"), "k_x")
     assert line.wall_seconds == pytest.approx(1e-3)
     assert line.launches == 10
     assert line.busy_seconds == pytest.approx(110e-6)
