@@ -52,20 +52,17 @@ class _Export:
             " file: write it again with 'nsys export --type sqlite'"
         )
 
-    def rows(self, table: str, columns: tuple[str, ...], where: str = "") -> Iterator[Row]:
-        """Rows of a table by falling age, with None for columns that this version lacks; none without the table."""
+    def rows(self, table: str, columns: tuple[str, ...]) -> Iterator[Row]:
+        """Rows of a table, with None for columns that this version lacks; none without the table."""
         if table not in self.tables:
             return
         try:
             there = {str(row[1]) for row in self.file.execute(f'PRAGMA table_info("{table}")')}
-            chosen = [name for name in columns if name in there]
             if "start" in columns and "start" not in there:
                 return
-            words = ", ".join(f'"{name}"' for name in chosen)
-            query = f'SELECT {words} FROM "{table}"{where} LIMIT {MOST_ROWS}'
-            blank = dict.fromkeys(columns)
-            for row in self.file.execute(query):
-                yield {**blank, **dict(zip(chosen, row, strict=True))}
+            words = ", ".join(f'"{name}"' if name in there else "NULL" for name in columns)
+            for row in self.file.execute(f'SELECT {words} FROM "{table}" LIMIT {MOST_ROWS}'):
+                yield dict(zip(columns, row, strict=True))
         except sqlite3.DatabaseError as error:
             raise self.damaged(error) from None
 
