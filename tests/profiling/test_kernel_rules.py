@@ -206,3 +206,12 @@ def test_machine_code_adds_to_the_evidence_and_never_decides() -> None:
     assert plain.cause == proven.cause
     assert "304 bytes of stack" in proven.evidence
     assert diagnose(CASES["fma_pipe"], sass=sass).cause == "fma_pipe"
+
+
+def test_occupancy_and_waves_follow_from_the_limits_where_a_version_does_not_tell_them() -> None:
+    whole = CASES["occupancy_shared_memory"]
+    untold = (NAMES["occupancy_limit"][0], NAMES["waves"][0])
+    bare = whole.model_copy(update={"metrics": {k: v for k, v in whole.metrics.items() if k not in untold}})
+    assert Facts(bare).theoretical_occupancy == pytest.approx(4 / 64)
+    assert Facts(bare).waves == pytest.approx(16)
+    assert diagnose(bare).cause == "occupancy_shared_memory"

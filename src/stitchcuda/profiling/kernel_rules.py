@@ -126,7 +126,7 @@ def _idle_device(facts: Facts, used: Use) -> Iterator[Candidate]:
     numbers["waves filled"] = filled
     seen = f"a multiprocessor has work {busy:.0%} of the time on average"
     if filled <= EVEN_WAVES and busy >= filled - TAIL_SLACK:
-        waves = facts.number("waves")
+        waves = facts.waves
         yield Candidate(
             "tail", f"{seen}; {facts.blocks} blocks make {waves:.2f} waves, filled {filled:.0%}", limit, numbers
         )
@@ -138,7 +138,7 @@ def _idle_device(facts: Facts, used: Use) -> Iterator[Candidate]:
 
 def _wave_fill(facts: Facts, processors: float) -> float:
     """How full the waves of equal blocks are on average, 0 to 1: of resident places, or of processors in one wave."""
-    waves = facts.number("waves")
+    waves = facts.waves
     if waves >= 1:
         return waves / math.ceil(waves)
     each = facts.blocks / processors
@@ -317,15 +317,15 @@ def _waits(facts: Facts, used: Use) -> Iterator[Candidate]:
             "barrier", f"warps spend {barrier:.0%} of their time at barriers", gain, {"barrier share": barrier}
         )
     if limiter := _occupancy_limit(facts):
-        fits = facts.share("occupancy_limit")
+        fits = facts.theoretical_occupancy
         yield Candidate(
             limiter,
             f"{told}; {_OCCUPANCY_TOLD[limiter].format(**_launch(facts))} limit it to {fits:.0%}",
             min(gain, 1.0 / max(fits, 1.0 / LARGEST_GAIN)),
             numbers | {"occupancy limit": fits},
         )
-    limit, reached = facts.share("occupancy_limit"), facts.share("occupancy")
-    if limit > 0 and facts.number("waves") >= 1 and reached < UNEVEN_OCCUPANCY * limit:
+    limit, reached = facts.theoretical_occupancy, facts.share("occupancy")
+    if limit > 0 and facts.waves >= 1 and reached < UNEVEN_OCCUPANCY * limit:
         yield Candidate(
             "imbalance",
             f"{reached:.0%} of the warps are resident over time where {limit:.0%} fit: blocks end at different times",
@@ -368,7 +368,7 @@ def _launch(facts: Facts) -> dict[str, float]:
 
 def _occupancy_limit(facts: Facts) -> Cause | None:
     """What keeps more warps from being resident, where few fit and there are blocks enough to fill the places."""
-    limit = facts.share("occupancy_limit")
+    limit = facts.theoretical_occupancy
     processors = facts.number("sm_count")
     resident = facts.resident_blocks
     if not 0 < limit <= LOW_OCCUPANCY or resident is None or processors < 1:

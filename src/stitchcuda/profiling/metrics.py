@@ -129,6 +129,8 @@ SECTOR_BYTES = 32
 """What a cache moves at once."""
 WARP = 32
 """Threads of a warp."""
+PLACES = 64
+"""Warps that a multiprocessor of a data centre GPU since Volta has places for."""
 CONFLICTED_BYTES = 72.0
 """Of the 128 bytes that a wavefront of shared memory can carry: two-way conflicts leave half."""
 SMALLEST = 1e-9
@@ -262,6 +264,23 @@ class Facts:
         found = {name: max(self.number(f"stall_{name}"), 0.0) for name in STALLS}
         total = sum(found.values())
         return {name: value / total for name, value in found.items()} if total > SMALLEST else {}
+
+    @property
+    def theoretical_occupancy(self) -> float:
+        """Warps that could be resident, of those that a multiprocessor has places for; 0.0 where it is not known."""
+        told = self.share("occupancy_limit")
+        resident = self.resident_blocks
+        if told > 0 or resident is None:
+            return told
+        return min(resident * math.ceil(self.threads_per_block / WARP) / PLACES, 1.0)
+
+    @property
+    def waves(self) -> float:
+        """Times that the grid fills all places for blocks; 0.0 where it is not known."""
+        told, resident, processors = self.get("waves"), self.resident_blocks, self.number("sm_count")
+        if told is not None or resident is None or processors < 1:
+            return told or 0.0
+        return self.blocks / (resident * processors)
 
     @property
     def resident_blocks(self) -> int | None:
