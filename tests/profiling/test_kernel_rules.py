@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -9,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stitchcuda.hardware.model import Ceilings
+from stitchcuda.profiling import kernel_rules, rules
 from stitchcuda.profiling.diagnosis import diagnose, rank, short
 from stitchcuda.profiling.kernel_rules import causes, is_matrix
 from stitchcuda.profiling.metrics import NAMES, Facts
@@ -215,3 +218,11 @@ def test_occupancy_and_waves_follow_from_the_limits_where_a_version_does_not_tel
     assert Facts(bare).theoretical_occupancy == pytest.approx(4 / 64)
     assert Facts(bare).waves == pytest.approx(16)
     assert diagnose(bare).cause == "occupancy_shared_memory"
+
+
+def test_the_page_on_bottlenecks_tells_the_thresholds_of_the_code() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "bottlenecks.md").read_text()
+    told = re.findall(r"^\| `([A-Z_0-9]+)` \| (\S+) \|", text, re.MULTILINE)
+    assert len(told) >= 20
+    for name, value in told:
+        assert float(value) == getattr(kernel_rules, name, None) or float(value) == getattr(rules, name)
