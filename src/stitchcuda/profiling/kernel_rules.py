@@ -4,8 +4,8 @@ The tree asks first for faults that saturate a unit with wasted work (idle multi
 sectors), then for a unit at its limit, then for what warps wait for. The first that holds is the label; each also has
 the gain that remains until the next unit binds. What to do is ``profiling.remedies``; calls are ``profiling.rules``.
 
-Sources: NVIDIA's Nsight Compute Kernel Profiling Guide (what the counters count, 60 % and 80 % of speed of light as
-"used" and "bound"), the CUDA C++ Best Practices Guide (coalescing, bank conflicts, occupancy), the Hopper tuning guide.
+Sources: the rules that Nsight Compute ships beside its sections (60 % and 80 % of speed of light, stalls of 30 %, issue
+slots of 80 %) and the CUDA C++ Best Practices Guide (coalescing, bank conflicts, occupancy); ``docs/bottlenecks.md``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stitchcuda.profiling.model import Cause
 from stitchcuda.profiling.roofline import LARGEST_GAIN, MEMORY, Unit, Use, use
 
 UNIT_BUSY = 0.60
-"""A unit used this share of the time is what binds. Profiling Guide: below 60 % of every peak, latency is the issue."""
+"""A unit used this share of the time is what binds; below 60 % of every peak Nsight Compute calls it latency."""
 TENSOR_BUSY = 0.40
 """The same for tensor cores: mma.sync reaches about 63 % of their peak on Hopper at best (arXiv 2501.12084)."""
 L2_BUSY = 0.45
