@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stitchcuda.hardware.model import Ceilings
-from stitchcuda.profiling import kernel_rules, rules
+from stitchcuda.profiling import rules, thresholds
 from stitchcuda.profiling.diagnosis import diagnose, rank, short
 from stitchcuda.profiling.kernel_rules import causes, is_matrix
 from stitchcuda.profiling.metrics import NAMES, Facts
@@ -225,4 +225,12 @@ def test_the_page_on_bottlenecks_tells_the_thresholds_of_the_code() -> None:
     told = re.findall(r"^\| `([A-Z_0-9]+)` \| (\S+) \|", text, re.MULTILINE)
     assert len(told) >= 20
     for name, value in told:
-        assert float(value) == getattr(kernel_rules, name, None) or float(value) == getattr(rules, name)
+        assert float(value) == getattr(thresholds, name, None) or float(value) == getattr(rules, name)
+
+
+def test_scattered_accesses_that_the_cache_puts_together_are_not_blamed_for_device_memory() -> None:
+    # Structures of three floats, read a float at a time: three times the sectors at L1, each byte once from memory.
+    pieces = {"dram": 90, "l1": 50, "load_sectors": 1.2e7, "load_bytes_per_sector": 10.7, "dram_read": 1.3e8}
+    assert diagnose(counters(**pieces, l2_sectors=4e6)).cause == "dram_bandwidth"  # type: ignore[arg-type]
+    spread = pieces | {"dram_read": 3.8e8}
+    assert diagnose(counters(**spread, l2_sectors=1.2e7)).cause == "uncoalesced"  # type: ignore[arg-type]

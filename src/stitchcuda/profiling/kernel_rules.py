@@ -1,11 +1,10 @@
-"""Why one kernel takes its time: a decision tree over its counters, with named thresholds and where they come from.
+"""Why one kernel takes its time: a decision tree over its counters.
 
 The tree asks first for faults that saturate a unit with wasted work (idle multiprocessors, spills, conflicts, unused
 sectors), then for a unit at its limit, then for what warps wait for. The first that holds is the label; each also has
 the gain that remains until the next unit binds. What to do is ``profiling.remedies``; calls are ``profiling.rules``.
 
-Sources: the rules that Nsight Compute ships beside its sections (60 % and 80 % of speed of light, stalls of 30 %, issue
-slots of 80 %) and the CUDA C++ Best Practices Guide (coalescing, bank conflicts, occupancy); ``docs/bottlenecks.md``.
+The thresholds and where they come from are ``profiling.thresholds``.
 """
 
 from __future__ import annotations
@@ -16,60 +15,38 @@ from dataclasses import dataclass, field
 
 from stitchcuda.hardware.model import Ceilings
 from stitchcuda.profiling.families import family
-from stitchcuda.profiling.metrics import WARP, Facts
+from stitchcuda.profiling.metrics import SECTOR_BYTES, WARP, Facts
 from stitchcuda.profiling.model import Cause
 from stitchcuda.profiling.roofline import LARGEST_GAIN, MEMORY, Unit, Use, use
-
-UNIT_BUSY = 0.60
-"""A unit used this share of the time is what binds; below 60 % of every peak Nsight Compute calls it latency."""
-TENSOR_BUSY = 0.40
-"""The same for tensor cores: mma.sync reaches about 63 % of their peak on Hopper at best (arXiv 2501.12084)."""
-L2_BUSY = 0.45
-"""The same for the L2: its slices and the crossbar let no kernel see much more than two thirds of the nominal peak."""
-ISSUE_BUSY = 0.80
-"""Schedulers that issue in this share of cycles have no waits left to hide."""
-IDLE_DEVICE = 0.70
-"""Multiprocessors that have work less than this share of the kernel's time: blocks are too few, uneven or end late."""
-FEW_BLOCKS = 0.75
-"""Fewer blocks than this share of the multiprocessors."""
-EVEN_WAVES = 0.80
-"""Waves of blocks that fill the device less than this on average explain idle multiprocessors."""
-TAIL_SLACK = 0.20
-"""Where multiprocessors idle this much more than equal blocks would leave them, blocks are not equal."""
-SHORT = 8e-6
-"""Seconds. In shorter kernels the launch itself leaves multiprocessors idle for a large part."""
-LOCAL_SHARE = 0.25
-"""Local memory's share of the sectors of loads and stores from which spilled values are what is moved."""
-ATOMIC_SHARE = 0.30
-"""Atomics' share of the requests to global memory from which their serialisation is what is waited for."""
-CONFLICT_SHARE = 0.40
-"""Share of shared memory wavefronts that conflicts add: two-way conflicts everywhere give 0.5."""
-SHARED_SHARE = 0.30
-"""Shared memory's part of the L1 data path from which its conflicts can be what is waited for."""
-SECTOR_USE = 0.50
-"""Bytes used of the sectors touched. A warp that reads every second float uses 0.5."""
-MEMORY_USED = 0.40
-"""A memory unit used this much makes wasted traffic matter; below, latency does."""
-FEW_LANES = 16.0
-"""Threads on, of 32, in the average instruction: fewer and half the arithmetic is idle."""
-WORKING = 0.35
-"""Issue or a pipe used this much: the kernel computes rather than waits."""
-LOW_OCCUPANCY = 0.50
-"""Share of the warps that could be resident: the Best Practices Guide sees little to gain above."""
-WAIT_SHARE = 0.30
-"""Share of warps' time in one wait that makes it the reason."""
-UNEVEN_OCCUPANCY = 0.50
-"""Resident warps over time, of those that fit: less means that blocks end at different times."""
-MATRIX_BUSY = 0.40
-"""A matrix product on the fp32 pipe gains from tensor cores long before the pipe is full."""
-MATRIX_FFMA = 0.90
-"""Multiply-adds among fp32 operations of a matrix product or convolution."""
-MATRIX_DENSITY = 0.40
-"""Multiply-adds among all instructions of one that is tiled well enough to be bound by the pipe."""
-TENSOR_GAIN = 3.0
-"""A matrix product on tensor cores with fp16 or tf32 parts against the fp32 pipe, where no rates were measured."""
-FUSION_SAVES = 0.5
-"""Fusing a kernel at the memory's limit with its neighbour saves about half of what it moves."""
+from stitchcuda.profiling.thresholds import (
+    ABSORBED,
+    ATOMIC_SHARE,
+    CONFLICT_SHARE,
+    EVEN_WAVES,
+    FEW_BLOCKS,
+    FEW_LANES,
+    FUSION_SAVES,
+    IDLE_DEVICE,
+    ISSUE_BUSY,
+    L2_BUSY,
+    LOCAL_SHARE,
+    LOW_OCCUPANCY,
+    MATRIX_BUSY,
+    MATRIX_DENSITY,
+    MATRIX_FFMA,
+    MEMORY_USED,
+    NEARLY,
+    SECTOR_USE,
+    SHARED_SHARE,
+    SHORT,
+    TAIL_SLACK,
+    TENSOR_BUSY,
+    TENSOR_GAIN,
+    UNEVEN_OCCUPANCY,
+    UNIT_BUSY,
+    WAIT_SHARE,
+    WORKING,
+)
 
 
 @dataclass(frozen=True)
@@ -180,7 +157,8 @@ def _wasted_traffic(facts: Facts, used: Use) -> Iterator[Candidate]:
             {"conflict share": conflicts, "l1": used["l1"], "shared share": shared},
         )
     sectors = facts.sector_efficiency
-    if sectors is not None and sectors < SECTOR_USE and used.memory >= MEMORY_USED:
+    strained = _strained(facts, used)
+    if sectors is not None and sectors <= SECTOR_USE and strained >= max(MEMORY_USED, NEARLY * used.memory):
         yield Candidate(
             "uncoalesced",
             f"loads and stores use {sectors * 32:.1f} of the 32 bytes of a sector;"
@@ -198,6 +176,16 @@ def _wasted_traffic(facts: Facts, used: Use) -> Iterator[Candidate]:
             min(WARP / lanes, LARGEST_GAIN),
             {"threads on": lanes, "issue": used["issue"]},
         )
+
+
+def _strained(facts: Facts, used: Use) -> float:
+    """Use of the busiest memory unit that unused sectors reach: L1 always, the others unless caches absorb them."""
+    strained = [used["l1"]]
+    if facts.wasted(facts.number("l2_sectors") * SECTOR_BYTES, ABSORBED):
+        strained.append(used["l2"])
+    if facts.wasted(facts.dram_bytes, ABSORBED):
+        strained.append(used["dram"])
+    return max(strained)
 
 
 def _busy_units(facts: Facts, used: Use, ceilings: Ceilings | None, operator: str) -> Iterator[Candidate]:

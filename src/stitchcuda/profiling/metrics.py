@@ -215,16 +215,25 @@ class Facts:
             return None
         return min(active / elapsed, 1.0)
 
-    @property
-    def sector_efficiency(self) -> float | None:
-        """Bytes that loads and stores asked for, of the bytes of the sectors they touched; None without accesses."""
+    @cached_property
+    def _asked_and_touched(self) -> tuple[float, float]:
         asked = touched = 0.0
         for kind in ("load", "store"):
             sectors, each = self.number(f"{kind}_sectors"), self.get(f"{kind}_bytes_per_sector")
             if each is not None and sectors > 0:
                 asked += sectors * min(each, SECTOR_BYTES)
                 touched += sectors * SECTOR_BYTES
+        return asked, touched
+
+    @property
+    def sector_efficiency(self) -> float | None:
+        """Bytes that loads and stores asked for, of the bytes of the sectors they touched; None without accesses."""
+        asked, touched = self._asked_and_touched
         return asked / touched if touched > 0 else None
+
+    def wasted(self, moved: float, factor: float) -> bool:
+        """Whether ``moved`` bytes are more than ``factor`` times what loads and stores asked for; so where unknown."""
+        return moved <= 0 or moved > factor * self._asked_and_touched[0]
 
     @property
     def conflict_share(self) -> float:
