@@ -353,6 +353,9 @@ class Trial:
                 finding = exchange_finding(everything, session.control_total, session.noop)
                 if finding is not None and not busy_outside(samples, session.control_outside):
                     return
+                if finding is not None:
+                    session.control_total = max(session.control_total, self._fresh_control())
+                    finding = exchange_finding(everything, session.control_total, session.noop)
             if finding is None:
                 return
             if attempt == CLOCK_ATTEMPTS - 1:
@@ -364,6 +367,17 @@ class Trial:
             session.watching = session.kind == "cpu"
             self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
             latest = session.samples[earlier:]
+
+    def _fresh_control(self) -> float:
+        """What an exchange costs right now, by a new process that no Program has been in; seconds."""
+        session = self.evaluator.program_session()
+        self.opened.append(session)
+        try:
+            session.open()
+            session.control()
+            return session.control_total
+        finally:
+            self.evaluator.close_all([session])
 
     def _pauses(self, session: Session) -> None:
         """A few calls at once and a few after a pause: is anything done while there is nothing to do?"""

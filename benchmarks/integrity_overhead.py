@@ -1,0 +1,203 @@
+"""What the defences of an evaluation cost: the same honest programs screened with and without them, and published.
+
+    python benchmarks/integrity_overhead.py [--target cuda] [--repeats 5] [--write]
+
+Without them an evaluation does correctness and timing only: no poisoning, changing addresses, second looks, gates of
+the supervisor's clock, probes, static rules, knock-out, or census. What counts is how long an evaluation holds the
+device, from its start to its end; the build is in the cache by then. ``--write`` updates
+benchmarks/results/integrity_overhead_TARGET.{json,md}. Exit status 1 when the screen's overhead is above the limit.
+Timings need a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from provenance import gpu_provenance, write_json, write_text
+
+from stitchcuda.evaluation.evaluator import Evaluator
+from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.hardware.detect import detect
+from stitchcuda.program.model import Argument, Launcher, Manifest, Program
+from stitchcuda.task.model import Task, TaskFacts
+
+RESULTS = Path(__file__).parent / "results"
+LIMIT = 0.60
+"""Added to the time of a screen, as a share of it."""
+
+HEAD = "import torch\nfrom torch import nn\n"
+TASKS = {
+    "elementwise": ("torch.tanh(x) * torch.sigmoid(x) * self.scale", "{rows}, {width}"),
+    "linear": ("torch.relu(self.linear(x)) * self.scale", "{rows}, {width}"),
+}
+SIZES = {"cpu": (512, 1024), "cuda": (16384, 4096)}
+
+BODY = """
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear({width}, {width})
+        self.scale = nn.Parameter(torch.rand({width}) + 0.5)
+    def forward(self, x):
+        return {expression}
+"""
+
+CUDA_KERNEL = r"""
+#include <cuda_runtime.h>
+__global__ void gate(const float* x, const float* s, float* y, long long n, long long width) {
+    const long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;
+    if (i < n) y[i] = tanhf(x[i]) / (1.f + expf(-x[i])) * s[i % width];
+}
+extern "C" int launch_gate(const float* x, const float* s, float* y, long long n, long long width, void* stream) {
+    gate<<<(unsigned)((n + 255) / 256), 256, 0, (cudaStream_t)stream>>>(x, s, y, n, width);
+    return (int)cudaGetLastError();
+}
+"""
+CPU_KERNEL = r"""
+#include <cmath>
+extern "C" int launch_gate(const float* x, const float* s, float* y, long long n, long long width, void*) {
+    for (long long i = 0; i < n; ++i) y[i] = std::tanh(x[i]) / (1.f + std::exp(-x[i])) * s[i % width];
+    return 0;
+}
+"""
+
+
+def programs(kind: str) -> dict[str, tuple[Task, Program]]:
+    """One task a name, with an honest program: native for the first, plain for the second."""
+    rows, width = SIZES[kind]
+    device = detect(kind)  # type: ignore[arg-type]
+    table = {}
+    for name, (expression, shape) in TASKS.items():
+        model = BODY.format(name="Model", width=width, expression=expression)
+        get = f"def get_inputs():\n    return [torch.randn({shape.format(rows=rows, width=width)})]\n"
+        source = HEAD + model + get + "def get_init_inputs():\n    return []\n"
+        task = Task(name=name, origin="benchmark", source=source, target=device.target)
+        plain = HEAD + BODY.format(name="ModelNew", width=width, expression=expression)
+        table[name] = (task, Program(files={"program.py": plain}))
+    tensors = [Argument(name="x", dtype="float32"), Argument(name="s", dtype="float32")]
+    tensors += [Argument(name="y", dtype="float32", role="output")]
+    sizes = [Argument(name=size, kind="scalar", dtype="int64") for size in ("n", "width")]
+    file = "kernels.cu" if kind == "cuda" else "kernels.cpp"
+    launcher = Launcher(name="launch_gate", source=file, arguments=[*tensors, *sizes])
+    entry = BODY.format(name="ModelNew", width=width, expression="self.gate(x)") + (
+        "    def gate(self, x):\n        y = torch.empty_like(x)\n"
+        "        launch_gate(x, self.scale, y, x.numel(), x.shape[-1])\n        return y\n"
+    )
+    files = {"program.py": HEAD + "from bindings import launch_gate\n" + entry}
+    files[file] = CUDA_KERNEL if kind == "cuda" else CPU_KERNEL
+    manifest = Manifest(target=device.target.kind, launchers=[launcher])
+    table["elementwise"] = (table["elementwise"][0], Program(files=files, manifest=manifest))
+    return table
+
+
+def settings(defended: bool) -> EvaluationSettings:
+    """Of a screen, with cached baselines left out of it."""
+    return EvaluationSettings(
+        baselines=False, defences=defended, static_rules=defended, trace_program=defended, sanitizer=defended
+    )
+
+
+def timed(evaluator: Evaluator, program: Program, tier: Tier) -> tuple[float, Evaluation]:
+    """Wall seconds of one evaluation."""
+    began = time.perf_counter()
+    evaluation = evaluator.evaluate(program, tier)
+    seconds = time.perf_counter() - began
+    if evaluation.status != "correct":
+        raise SystemExit(f"{tier}: {evaluation.status}: {evaluation.message}")
+    return seconds, evaluation
+
+
+def measure(kind: str, repeats: int) -> list[dict[str, object]]:
+    """One row a task: medians over ``repeats``, plain and defended screens in turn."""
+    rows: list[dict[str, object]] = []
+    device = detect(kind)  # type: ignore[arg-type]
+    for name, (task, program) in programs(kind).items():
+        facts = TaskFacts(
+            inputs=[],
+            outputs=[],
+            parameters=0,
+            stochastic=False,
+            seedable=False,
+            training=True,
+            mutates_state=False,
+            eager_seconds=1e-3,
+        )
+        with (
+            tempfile.TemporaryDirectory() as cache,
+            Evaluator(task, facts, device, cache=Path(cache), settings=settings(True)) as evaluator,
+        ):
+            seconds: dict[bool, list[float]] = {True: [], False: []}
+            stages: dict[str, float] = {}
+            timed(evaluator, program, "screen")
+            for _ in range(repeats):
+                for defended in (False, True):
+                    evaluator.settings = settings(defended)
+                    spent, evaluation = timed(evaluator, program, "screen")
+                    seconds[defended].append(spent)
+                    stages = evaluation.seconds if defended else stages
+            evaluator.settings = settings(True).model_copy(update={"baselines": True})
+            publish, published = timed(evaluator, program, "publish")
+            plain, defended_s = statistics.median(seconds[False]), statistics.median(seconds[True])
+            rows.append(
+                {
+                    "task": name,
+                    "plain_seconds": plain,
+                    "defended_seconds": defended_s,
+                    "overhead": defended_s / plain - 1,
+                    "publish_seconds": publish,
+                    "publish_stages": published.seconds,
+                    "sanitizer": published.provenance.get("sanitizer"),
+                    "stages": stages,
+                    "repeats": repeats,
+                }
+            )
+    return rows
+
+
+def render(record: dict[str, object], rows: list[dict[str, object]]) -> str:
+    """The table, for people."""
+    lines = [
+        "# What the defences cost",
+        "",
+        "Screens of honest programs with and without everything that is not correctness or timing; seconds of wall",
+        f"time, medians. `python benchmarks/integrity_overhead.py`, {record['date']}, commit {record['commit']}, "
+        f"{record.get('gpu') or record['cpu']}.",
+        "",
+        "| task | correctness and timing | with defences | added | publish |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['task']} | {row['plain_seconds']:.2f} | {row['defended_seconds']:.2f} | "
+            f"{100 * float(str(row['overhead'])):.0f} % | {row['publish_seconds']:.1f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    """Measure, print, and with --write keep."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    rows = measure(given.target, given.repeats)
+    record = gpu_provenance() | {"target": given.target, "limit": LIMIT, "rows": rows}
+    text = render(record, rows)
+    print(text)
+    if given.write:
+        write_json(RESULTS / f"integrity_overhead_{given.target}.json", record)
+        write_text(RESULTS / f"integrity_overhead_{given.target}.md", text)
+    return int(any(float(str(row["overhead"])) > LIMIT for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
