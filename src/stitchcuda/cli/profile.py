@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from stitchcuda.cli._session import Session
+    from stitchcuda.profiling.capture import Source
+    from stitchcuda.profiling.measure import Profiled
+    from stitchcuda.profiling.model import Profile
+    from stitchcuda.program.model import Program
 
 
 def register(app: typer.Typer) -> None:
@@ -24,32 +31,145 @@ def profile(
         str | None, typer.Option(help="fp32, tf32, fp16 or bf16; default: the task's own, else fp32.")
     ] = None,
     top: Annotated[int, typer.Option(min=1, max=20, help="Kernels shown.")] = 12,
+    source: Annotated[
+        str, typer.Option(help="auto, nsys or kineto: auto is Nsight Systems where it is there, on cuda.")
+    ] = "auto",
+    counters: Annotated[
+        int, typer.Option(min=0, max=20, help="So many of the longest kernels are also read by Nsight Compute.")
+    ] = 0,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Profile the task too, and say what the program changed.")
+    ] = False,
+    before: Annotated[
+        Path | None, typer.Option(help="Compare with this Profile, as --json printed it.", dir_okay=False)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the Profile as one JSON object.")] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="Print what an agent sees: a few hundred tokens.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with timeline and roofline here.", dir_okay=False)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write a trace here that Perfetto (ui.perfetto.dev) opens.", dir_okay=False)
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the tools' own reports in this folder.", file_okay=False)
+    ] = None,
 ) -> None:
     """Show where the time of a task, or of a program for it, goes, and what binds it.
 
-    One traced pass in the confined runner: busy time, gaps, copies,
-    the longest kernels (on cpu: operators), the bottleneck with its
-    evidence, and the change with the largest predicted gain.
+    A few calls in a confined process of its own, under Nsight Systems
+    or torch.profiler: busy time, gaps and their cause, copies, the
+    critical path, the longest kernels (on cpu: operators), the
+    bottleneck with its evidence, and the change with the largest
+    predicted gain. Nothing here changes what an evaluation says.
     """
     from stitchcuda.cli._session import open_session
-    from stitchcuda.profiling.profiler import profile as summarise
+    from stitchcuda.errors import StitchError
     from stitchcuda.program.files import load_program
 
+    if source not in ("auto", "nsys", "kineto"):
+        raise StitchError(f"unknown source '{source}'; use auto, nsys or kineto")
+    if compare and program is None:
+        raise StitchError("--compare needs a PROGRAM to compare with the task; give one, or use --before FILE")
     written = load_program(program) if program is not None else None
+    earlier = _read(before) if before is not None else None
+    title = task + (f" with {program}" if program is not None else "")
     with open_session(task, target=target, root=root, precision=precision) as session:
-        found = summarise(
-            session.evaluator.trace(written),
-            subject="reference" if written is None else "program",
-            device=session.device,
-            facts=session.facts,
-            precision=session.task.precision,
-            flops=session.evaluator.plan["work"]["flops"],
-        )
-    if as_json:
-        typer.echo(found.model_dump_json(indent=2))
-        return
-    from stitchcuda.profiling.table import show
-    from stitchcuda.report.terminal import new_console
+        if compare:
+            earlier = _measure(session, None, source, 0, keep=False).profile
+        found = _measure(session, written, source, counters, keep=keep is not None)
+        if html is not None:
+            from stitchcuda.report.profile_html import page
 
-    show(found, console=new_console(), title=f"{task}" + (f" with {program}" if program is not None else ""), top=top)
+            text = page(
+                found.profile,
+                found.recording,
+                title=title,
+                device=session.device,
+                work=found.work,
+                precision=session.task.precision,
+            )
+            _write(html, text)
+    if trace is not None:
+        from stitchcuda.profiling.chrome_trace import chrome_trace
+
+        _write(trace, chrome_trace(found.recording, title=title))
+    if keep is not None:
+        from stitchcuda.profiling.measure import keep_files
+
+        stem = "program" if written is not None else "reference"
+        for path in keep_files(found.files, keep, stem):
+            typer.echo(f"kept {path}", err=True)
+    _print(found.profile, earlier, title, as_json=as_json, as_digest=digest, top=top)
+
+
+def _measure(session: Session, program: Program | None, source: str, counters: int, *, keep: bool) -> Profiled:
+    from typing import cast
+
+    from stitchcuda.errors import ProgramError
+    from stitchcuda.evaluation.build import build
+    from stitchcuda.profiling.capture import Subject
+    from stitchcuda.profiling.measure import measure
+    from stitchcuda.workflow.run import data_folder
+
+    folder, flops = None, 0.0
+    if program is not None:
+        built = build(program, session.task.target, cache=data_folder(), precision=session.task.precision)
+        if not built.ok or built.folder is None:
+            raise ProgramError(f"the program does not build: {built.log[:500]}")
+        folder, flops = built.folder, session.evaluator.plan["work"]["flops"]
+    return measure(
+        Subject(session.task, session.facts, folder),
+        session.device,
+        program=program,
+        source=cast("Source", source),
+        counters=counters,
+        flops=flops,
+        keep=keep,
+    )
+
+
+def _read(path: Path) -> Profile:
+    from pydantic import ValidationError
+
+    from stitchcuda.errors import StitchError
+    from stitchcuda.profiling.model import Profile
+
+    try:
+        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as error:
+        first = str(error).splitlines()[0]
+        raise StitchError(f"{path} is no Profile ({first}); make one with 'stitchcuda profile TASK --json'") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that may be shown to others: refused where it holds a secret."""
+    from stitchcuda.profiling.measure import keep_files
+
+    for written in keep_files({path.name: text.encode()}, path.parent, path.stem):
+        typer.echo(f"wrote {written}", err=True)
+
+
+def _print(found: Profile, earlier: Profile | None, title: str, *, as_json: bool, as_digest: bool, top: int) -> None:
+    from stitchcuda.profiling.compare import compare
+
+    comparison = compare(earlier, found) if earlier is not None else None
+    if as_json:
+        import json
+
+        document = found.model_dump(mode="json")
+        if comparison is not None:
+            document["comparison"] = comparison.model_dump(mode="json") | {"speedup": comparison.speedup}
+        typer.echo(json.dumps(document, indent=2))
+        return
+    from stitchcuda.profiling.digest import changes, digest
+
+    if as_digest:
+        typer.echo(digest(found))
+    else:
+        from stitchcuda.profiling.table import show
+        from stitchcuda.report.terminal import new_console
+
+        show(found, console=new_console(), title=title, top=top)
+    if comparison is not None:
+        typer.echo("\n" + changes(comparison))

@@ -60,7 +60,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "dram_written": ("dram__bytes_write.sum",),
     "l2": (f"lts__throughput.{_ELAPSED}",),
     "l2_hit": ("lts__t_sector_hit_rate.pct",),
-    "l2_sectors": ("lts__t_sectors.sum",),
+    "l2_sectors": ("lts__t_sectors_srcunit_tex.sum", "lts__t_sectors.sum"),
     "l1": (f"l1tex__throughput.{_ELAPSED}", f"l1tex__throughput.{_SUSTAINED}"),
     "l1_hit": ("l1tex__t_sector_hit_rate.pct",),
     "l1_data": (f"l1tex__data_pipe_lsu_wavefronts.{_ELAPSED}",),

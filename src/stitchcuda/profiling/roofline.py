@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from stitchcuda.hardware.model import Ceilings
-from stitchcuda.profiling.metrics import SMALLEST, Facts
+from stitchcuda.profiling.metrics import SECTOR_BYTES, SMALLEST, Facts
 from stitchcuda.task.model import Precision
 
 Unit = Literal["dram", "l2", "l1", "fma", "alu", "xu", "fp64", "tensor", "issue"]
@@ -73,6 +73,10 @@ def use(facts: Facts, ceilings: Ceilings | None = None) -> Use:
     dram = facts.share("dram")
     if ceilings is not None and ceilings.copy_bytes_per_second > 0 and facts.seconds > 0 and facts.dram_bytes > 0:
         dram = min(facts.dram_bytes / facts.seconds / ceilings.copy_bytes_per_second, 1.0)
+    l2 = facts.share("l2")
+    if ceilings is not None and ceilings.l2_bytes_per_second > 0 and facts.seconds > 0:
+        moved = facts.number("l2_sectors") * SECTOR_BYTES
+        l2 = max(l2, min(moved / facts.seconds / ceilings.l2_bytes_per_second, 1.0))
     tensor = facts.pipe("pipe_tensor") * active
     if ceilings is not None and facts.seconds > 0:
         rates = ceilings.flops_per_second
@@ -81,7 +85,7 @@ def use(facts: Facts, ceilings: Ceilings | None = None) -> Use:
     return Use(
         {
             "dram": dram,
-            "l2": facts.share("l2"),
+            "l2": l2,
             "l1": max(facts.share("l1"), facts.share("l1_data")),
             "fma": facts.pipe("pipe_fma") * active,
             "alu": facts.pipe("pipe_alu") * active,

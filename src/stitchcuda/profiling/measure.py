@@ -1,0 +1,103 @@
+"""One profile from start to end: record, count the longest kernels, label, and keep what was asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
+from stitchcuda.evaluation.telemetry import own_kernels
+from stitchcuda.hardware.model import Device
+from stitchcuda.profiling.capture import Counted, Source, Subject, count, record
+from stitchcuda.profiling.leaks import leaks
+from stitchcuda.profiling.model import Profile
+from stitchcuda.profiling.profiler import from_recording, least_bytes
+from stitchcuda.profiling.recording import Recording
+from stitchcuda.profiling.rules import Work
+from stitchcuda.program.model import Program
+
+COUNTED_SHARE = 0.02
+"""Kernels with less of the device's time are not worth replaying."""
+
+
+@dataclass
+class Profiled:
+    """A Profile with what it was made from. ``files`` are those that the tools wrote, by name."""
+
+    profile: Profile
+    recording: Recording
+    work: Work
+    files: dict[str, bytes] = field(default_factory=dict)
+
+
+def measure(
+    subject: Subject,
+    device: Device,
+    *,
+    program: Program | None = None,
+    source: Source = "auto",
+    counters: int = 0,
+    flops: float = 0.0,
+    keep: bool = False,
+) -> Profiled:
+    """Profile a reference, or ``program`` in its built form.
+
+    ``counters``: so many of the longest kernels are also replayed under Nsight Compute; where that cannot be, a remark
+    says why. ``flops`` of a call, where they are known. Raises ToolMissing or ProfilerError as ``capture.record``.
+    """
+    taken = record(subject, source)
+    own = own_kernels(program.files) if program is not None else frozenset[str]()
+    facts, precision = subject.facts, subject.task.precision
+    which = "program" if program is not None else "reference"
+    counted = Counted([])
+    files = dict(taken.kept) if keep else {}
+
+    def summary(counted: Counted) -> Profile:
+        return from_recording(
+            taken,
+            subject="program" if which == "program" else "reference",
+            device=device,
+            facts=facts,
+            precision=precision,
+            flops=flops,
+            own=own,
+            counters=counted.kernels,
+        )
+
+    profile = summary(counted)
+    if counters and device.target.kind == "cuda":
+        wanted = [k.name for k in profile.kernels if k.origin != "copy" and k.share >= COUNTED_SHARE]
+        try:
+            if wanted:
+                counted = count(subject, list(dict.fromkeys(wanted))[:counters], keep_report=keep)
+                taken.remarks += counted.remarks
+                if counted.report is not None:
+                    files["rep.ncu-rep"] = counted.report
+        except (ToolMissing, ProfilerError) as error:
+            taken.remarks.append(f"without counters: {error}")
+        profile = summary(counted)
+    if taken.confinement != "full":
+        taken.remarks.append(f"confined {taken.confinement}")
+        profile = profile.model_copy(update={"remarks": [*profile.remarks, taken.remarks[-1]]})
+    work = Work(least_bytes(facts, precision), flops or taken.flops, precision)
+    return Profiled(profile, taken.recording, work, files)
+
+
+def keep_files(files: dict[str, bytes], folder: Path, stem: str) -> list[Path]:
+    """Write what the tools wrote, unless a secret of this environment is in it.
+
+    Returns the paths. Raises StitchError naming the secret (never its value); nothing is written then.
+    """
+    for name, data in files.items():
+        if found := leaks(data):
+            raise StitchError(
+                f"{name} holds {', '.join(found)} and was not kept; take that out of the task or program (its source"
+                " or a file that it reads) and profile again"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, data in files.items():
+        path = folder / name.replace("rep.", f"{stem}.", 1).replace("trace.", f"{stem}.trace.", 1)
+        path.write_bytes(data)
+        paths.append(path)
+    return paths
