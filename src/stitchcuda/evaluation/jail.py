@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 LEVELS = ("own_user", "same_user")
@@ -31,12 +31,17 @@ FIRST_UID, UIDS = 60100, 800
 """User ids that compilers get when the caller is root, by the folder that they work in."""
 
 
+def _memory() -> int:
+    """Three quarters of the machine's memory, at least 6 GiB of addresses, which large sources need."""
+    return max(6 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * 3 // 4)
+
+
 @dataclass(frozen=True)
 class Limits:
-    """What one compiler process may use: CPU seconds, bytes, and processes of its user."""
+    """What one compiler process may use: CPU seconds, bytes of addresses and of a file, and processes of its user."""
 
     cpu_seconds: int = 1800
-    memory_bytes: int = 32 << 30
+    memory_bytes: int = field(default_factory=_memory)
     file_bytes: int = 2 << 30
     processes: int = 512
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import warnings
 
 _WALK = "_walked"
 
@@ -12,7 +13,9 @@ _WALK = "_walked"
 def parse(source: str) -> ast.Module | None:
     """The tree of a source; None for one that Python cannot parse. Shared: do not change it."""
     try:
-        return ast.parse(source)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # odd escapes in somebody's strings
+            return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
