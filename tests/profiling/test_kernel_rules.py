@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stitchcuda.hardware.model import Ceilings
+from stitchcuda.hardware.model import Ceilings, Device
 from stitchcuda.profiling import rules, thresholds
 from stitchcuda.profiling.diagnosis import diagnose, rank, short
 from stitchcuda.profiling.kernel_rules import causes, is_matrix
@@ -20,6 +20,7 @@ from stitchcuda.profiling.remedies import FIRST
 from stitchcuda.profiling.roofline import LARGEST_GAIN, amdahl, point, use
 from stitchcuda.profiling.rules import BOTTLENECK_OF
 from stitchcuda.profiling.sass import parse
+from stitchcuda.task.model import Target
 from tests.profiling.counters import counters
 
 CEILINGS = Ceilings(
@@ -234,3 +235,17 @@ def test_scattered_accesses_that_the_cache_puts_together_are_not_blamed_for_devi
     assert diagnose(counters(**pieces, l2_sectors=4e6)).cause == "dram_bandwidth"  # type: ignore[arg-type]
     spread = pieces | {"dram_read": 3.8e8}
     assert diagnose(counters(**spread, l2_sectors=1.2e7)).cause == "uncoalesced"  # type: ignore[arg-type]
+
+
+def test_the_l2_is_judged_by_its_measured_rate_where_there_is_one() -> None:
+    rereading = counters(dram=3, l2=30, l2_sectors=4.5e6 / 32 * 1000, seconds=1e-3, stall_long_scoreboard=20)
+    assert diagnose(rereading).cause == "global_latency"
+    device = Device(
+        target=Target(kind="cuda", arch="sm_90"),
+        name="H200",
+        multiprocessors=132,
+        memory_bytes=1,
+        cache_bytes=1,
+        ceilings=CEILINGS.model_copy(update={"l2_bytes_per_second": 5e12}),
+    )
+    assert diagnose(rereading, device=device).cause == "l2_bandwidth"

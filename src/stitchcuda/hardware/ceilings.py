@@ -53,5 +53,7 @@ def measure(device: Device, cache: Path, *, timeout_s: float = 180) -> Ceilings:
 
 def _key(device: Device) -> str:
     facts = [device.target.model_dump(), device.name, device.multiprocessors, device.driver, torch_version()]
+    if device.target.kind == "cuda":
+        facts.append("with the L2")
     facts.append(os.environ.get("OMP_NUM_THREADS", "") if device.target.kind == "cpu" else "")
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:24]

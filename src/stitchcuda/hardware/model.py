@@ -13,6 +13,9 @@ class Ceilings(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     copy_bytes_per_second: float = Field(description="device copy, bytes read plus bytes written")
+    l2_bytes_per_second: float = Field(
+        default=0.0, description="the same of data that stays in the L2; 0.0 where it was not measured, and on cpu"
+    )
     flops_per_second: dict[str, float] = Field(description="matrix product rate by precision class, FLOP/s")
     measured_on: str = Field(description="date, ISO 8601")
 
