@@ -53,13 +53,14 @@ def test_killing_a_tree_reaches_those_that_left_the_group() -> None:
     raise AssertionError("the child still runs")
 
 
-def start() -> RunnerClient:
+def start(name: str = "eager") -> RunnerClient:
     """A runner that has nothing to run yet."""
-    return RunnerClient(Subject("eager"), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings())
+    return RunnerClient(Subject(name), kind="cpu", level="full", arena=ARENA, settings=EvaluationSettings())
 
 
-def test_a_runner_ends_with_its_supervisor() -> None:
-    runner = start()
+@pytest.mark.parametrize("name", ["eager", "program"])
+def test_a_runner_ends_with_its_supervisor(name: str) -> None:
+    runner = start(name)
     runner.ask(Op.HELLO, timeout_s=60)
     members = [runner.process.pid, *sandbox.descendants(runner.process.pid)]
     assert len(members) == 3

@@ -315,6 +315,8 @@ def _hold(leash_fd: int, child: int) -> int:
             code = _as_exit_code(os.waitpid(child, 0)[1])
             _kill_children()
             return code
+        # By its id here: /proc shows the ids of the child's own namespace by now. With that init, all in it die.
+        _signal(child)
         _kill_children()
         os._exit(137)
 
