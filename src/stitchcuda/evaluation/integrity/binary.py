@@ -32,7 +32,9 @@ _JOINS = re.compile(
     r"(cudaStreamWaitEvent|cudaStreamSynchronize|cudaDeviceSynchronize|cudaEventSynchronize|cuStreamWaitEvent"
     r"|cuStreamSynchronize|cuCtxSynchronize)\w*"
 )
-_INITIALISERS = re.compile(r"_GLOBAL__(sub_)?I_|_ZL\d+__sti____cudaRegisterAll|__sti____cudaRegisterAll|frame_dummy")
+_INITIALISERS = re.compile(
+    r"_sub_I_\d+|asan\.|_GLOBAL__(sub_)?I_|_ZL\d+__sti____cudaRegisterAll|__sti____cudaRegisterAll|frame_dummy"
+)
 _STUB = re.compile(r"(\d+)__device_stub_(?=_)")
 _WRITERS = frozenset({"write", "pwrite", "pwrite64", "writev", "send", "sendmsg"})
 _PROBES = frozenset({"fcntl", "fcntl64", "dup", "poll", "readlink", "opendir", "fstat"})

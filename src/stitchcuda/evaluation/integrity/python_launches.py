@@ -69,25 +69,26 @@ def _imported(view: View, outputs: Outputs) -> dict[str, ast.AST]:
 
 
 def _used(view: View, imported: Mapping[str, ast.AST]) -> dict[str, int]:
-    """Mentions of imported launchers outside constructors, also through attributes that constructors bind them to."""
-    constructors = {
-        id(part)
-        for owner in view.classes
-        if (method := view.method(owner, "__init__")) is not None
-        for part in walk(method)
-    }
-    used: dict[str, int] = {}
+    """Mentions of imported launchers; one that a constructor puts into an attribute counts where that is read."""
     attributes: dict[str, str] = {}
+    put_away: set[int] = set()
+    for owner in view.classes:
+        constructor = view.method(owner, "__init__")
+        for node in walk(constructor) if constructor is not None else ():
+            if not isinstance(node, ast.Assign) or not all(isinstance(each, ast.Attribute) for each in node.targets):
+                continue
+            held = [part for part in walk(node.value) if isinstance(part, ast.Name) and part.id in imported]
+            put_away |= {id(part) for part in held}
+            attributes |= {t.attr: part.id for t in node.targets if isinstance(t, ast.Attribute) for part in held}
+    used: dict[str, int] = {}
     for node in walk(view.tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in imported:
-            plain = id(node) in constructors
-            used |= {node.id: used.get(node.id, 0) + 1} if not plain else {}
-        elif isinstance(node, ast.Assign):
-            held = [part.id for part in walk(node.value) if isinstance(part, ast.Name) and part.id in imported]
-            attributes |= {t.attr: name for t in node.targets if isinstance(t, ast.Attribute) for name in held}
-    for node in walk(view.tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in attributes:
-            used[attributes[node.attr]] = used.get(attributes[node.attr], 0) + 1
+        name = ""
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in put_away:
+            name = node.id if node.id in imported else ""
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            name = attributes.get(node.attr, "")
+        if name:
+            used[name] = used.get(name, 0) + 1
     return used
 
 

@@ -76,7 +76,7 @@ class Patches:
         owner, _, name = path.rpartition(".")
         root = path.split(".")[0]
         what = f"{path} is set"
-        if owner == FOREIGN_TYPE and name in tables.TENSOR_METHODS:
+        if owner == FOREIGN_TYPE and name != "?" and name in tables.TENSOR_METHODS:
             yield self.view.hit("patches_framework", node, f"{name} of a type that it was given is set")
         if root not in tables.PATCHED_ROOTS or root in self.local:
             return

@@ -180,7 +180,7 @@ HEAVY_MODULES = words(
 
 KERNEL_LANGUAGES = words(
     """
-    triton cuda pycuda tilelang
+    triton cuda pycuda tilelang cupy numba cutlass warp taichi helion tvm mojo
     """
 )
 """Packages that kernels are written in."""

@@ -229,10 +229,9 @@ class _Scan:
             yield self.hit("interposes", token, f"{name} is defined")
         if name in ("asm", "__asm__", "__asm"):
             yield from self._assembly(index)
-        elif name == "constructor" and any(
-            part.text in ("__attribute__", "__attribute", "gnu") for part in self.tokens[max(0, index - 4) : index]
-        ):
-            yield self.hit("static_initialiser", token, "__attribute__((constructor))")
+        elif name in ("constructor", "destructor") and self._attribute(index):
+            rule = "static_initialiser" if name == "constructor" else "runs_later"
+            yield self.hit(rule, token, f"__attribute__(({name}))")
         elif name in ("_GLOBAL_OFFSET_TABLE_", "link_map", "_r_debug", "RTLD_NEXT", "PROT_EXEC", "__malloc_hook"):
             yield self.hit("patches_code", token, name)
         elif name in _L2:
@@ -312,6 +311,10 @@ class _Scan:
                 elif _HOST_ASSEMBLY.search(part.text):
                     yield self.hit("host_assembly", part, repr(part.text[:80].strip()))
                 return
+
+    def _attribute(self, index: int) -> bool:
+        near = self.tokens[max(0, index - 4) : index]
+        return any(part.text in ("__attribute__", "__attribute", "gnu") for part in near)
 
     def _std(self, index: int) -> bool:
         return index > 1 and self.tokens[index - 1].text == "::" and self.tokens[index - 2].text == "std"
