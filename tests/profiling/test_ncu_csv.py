@@ -103,3 +103,11 @@ def test_a_kernel_name_of_ten_thousand_characters_is_kept() -> None:
     long = "void f<" + "a" * 10_000 + ">()"
     (kernel,) = parse(raw().replace('void f<int>(T1 *, ""x"")', long)).kernels
     assert kernel.name == long
+
+
+def test_columns_of_ranges_are_no_counters() -> None:
+    ranged = raw().replace('"Kernel Name",', '"thread Domain:Push/Pop_Range:PL_Type:Msg","Kernel Name",')
+    ranged = ranged.replace('"","","","","",', '"","","","","","",', 1).replace('"127.0.0.1",', '"127.0.0.1","",')
+    (kernel,) = parse(ranged).kernels
+    assert kernel.seconds == pytest.approx(1.5e-6)
+    assert len(kernel.missing) == 2

@@ -58,12 +58,12 @@ SECONDS = {
 _SCALED = re.compile(r"^(?P<prefix>[KMGT])(?P<base>byte|hz|inst|cycle|sector|request)\b", re.IGNORECASE)
 _MESSAGE = re.compile(r"^==(?P<kind>ERROR|WARNING|PROF)== (?P<text>.*)$")
 _TUPLE = re.compile(r"\(\s*(\d+)\s*,\s*(\d+)\s*,\s*(\d+)\s*\)")
+_RANGES = "Domain:"
+"""In the names of the columns that list a launch's NVTX ranges."""
 _NOT_METRICS = frozenset(
     (
         *("ID", "Process ID", "Process Name", "Host Name", "Kernel Name", "Context", "Stream", "Block Size"),
         *("Grid Size", "Device", "CC", "Kernel Time"),
-        "Thread Domain:Push/Pop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
-        "Id:Domain:Start/Stop_Range:PL_Type:PL_Value:CLR_Type:Color:Msg_Type:Msg",
     )
 )
 
@@ -144,7 +144,7 @@ def _shape(text: str, column: str) -> tuple[int, int, int]:
 def _raw(header: Sequence[str], rows: Iterable[Sequence[str]], source: str) -> list[KernelCounters]:
     """One row a launch, one column a metric, the first row their units."""
     place = {name: number for number, name in enumerate(header)}
-    columns = [(number, name) for name, number in place.items() if name not in _NOT_METRICS]
+    columns = [(number, name) for name, number in place.items() if name not in _NOT_METRICS and _RANGES not in name]
     units: Sequence[str] = [""] * len(header)
     kernels = []
     for row in rows:
