@@ -7,6 +7,7 @@ nothing in it is executed, and its names are cut to a bearable length.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,8 @@ PAGEABLE = 0
 """CUPTI's number for pageable host memory."""
 PUSH_POP = (59, 60, 70, 71)
 """NVTX event types that are ranges with a start and an end."""
+OPERATOR = re.compile(r"(\w+::[\w.:]+)(?:, (?:seq|op_id) = .*)?$")
+"""torch's ranges of operators: 'aten::mm, seq = 12, op_id = 34'."""
 PROCESS_MASK = 0xFFFFFF
 """The low bits of a global thread id that name the thread; the rest is the process."""
 
@@ -210,16 +213,9 @@ def _ranges(export: _Export, names: dict[int, str]) -> Iterator[Range]:
     for row in export.rows("NVTX_EVENTS", columns):
         if _number(row["eventType"]) in PUSH_POP and _whole(row):
             name = _name(row, names, "text", "textId")
-            operator, _, rest = name.partition(", ")
-            # torch's ranges are 'aten::mm, seq = 12, op_id = 34'.
-            is_operator = "::" in operator and ("seq = " in rest or "op_id = " in rest)
-            yield Range(
-                row["start"],
-                row["end"],
-                operator if is_operator else name,
-                _number(row["globalTid"]),
-                is_operator or name.startswith("own::"),
-            )
+            match = OPERATOR.match(name)
+            thread = _number(row["globalTid"])
+            yield Range(row["start"], row["end"], match[1] if match else name, thread, match is not None)
 
 
 def _memory(export: _Export) -> Iterator[MemoryEvent]:

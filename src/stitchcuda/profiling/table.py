@@ -56,7 +56,7 @@ def _kernels(kernels: list[KernelTime]) -> Table:
 
 def short_name(name: str) -> str:
     """A kernel's name without what its templates and parameters say; at most 80 characters."""
-    text = name.replace("(anonymous namespace)::", "")
+    text = name.replace("(anonymous namespace)::", "").replace("<unnamed>::", "")
     if "::" in text or text.startswith("void "):
         text = text.removeprefix("void ").split("(", 1)[0]
     depth, kept = 0, []

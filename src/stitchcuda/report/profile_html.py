@@ -103,8 +103,8 @@ def _facts(profile: Profile) -> str:
         ("wall", milliseconds(line.wall_seconds)),
         ("busy", f"{milliseconds(line.busy_seconds)} ({_share(line.busy_seconds, line.wall_seconds)})"),
         ("idle", f"{milliseconds(line.gap_seconds)} ({_share(line.gap_seconds, line.wall_seconds)})"),
-        ("host copies", milliseconds(line.copy_seconds)),
-        ("launches", str(line.launches)),
+        ("copies", milliseconds(line.copy_seconds)),
+        ("launches or operators", str(line.launches)),
     ]
     if line.event_seconds:
         told.append(("span by CUDA events", milliseconds(line.event_seconds)))

@@ -44,7 +44,7 @@ def roofline_svg(profile: Profile, ceilings: Ceilings | None, work: Work | None,
     best = max(rates.values())
     parts.append(chart.line(chart.low_x, chart.low_x * bandwidth, best / bandwidth, best, "roof"))
     middle = math.sqrt(chart.low_x * min(ridges))
-    parts.append(chart.label(middle, middle * bandwidth, f"{bandwidth / 1e12:.3g} TB/s", dy=-8, anchor="end"))
+    parts.append(chart.label(middle, middle * bandwidth, _bandwidth(bandwidth), dy=-8, anchor="end"))
     for name, rate in rates.items():
         parts.append(chart.line(rate / bandwidth, rate, chart.high_x, rate, "roof"))
         parts.append(chart.label(chart.high_x, rate, f"{name} {_rate(rate)}", dy=-4, anchor="end"))
@@ -65,6 +65,10 @@ def _points(counters: list[KernelCounters], ceilings: Ceilings, precision: Preci
 
 def _rate(rate: float) -> str:
     return f"{rate / 1e12:.3g} TFLOP/s" if rate >= 1e11 else f"{rate / 1e9:.3g} GFLOP/s"
+
+
+def _bandwidth(bandwidth: float) -> str:
+    return f"{bandwidth / 1e12:.3g} TB/s" if bandwidth >= 1e12 else f"{bandwidth / 1e9:.3g} GB/s"
 
 
 def _down(value: float) -> float:

@@ -27,8 +27,8 @@ COLOURS = {
     "other": "#7d8597",
     "launch": "#6c8ebf",
     "allocation": "#b07aa1",
-    "host": "#c9ced6",
-    "range": "#dfe4ea",
+    "host": "#8a94a3",
+    "range": "#a3adba",
 }
 
 
@@ -125,11 +125,13 @@ def _axis(length: int, height: int) -> list[str]:
     while at <= length:
         x = LEFT + at * (WIDTH - LEFT - 10) / length
         parts.append(f'<line class="grid" x1="{x:.1f}" y1="{TOP - 6}" x2="{x:.1f}" y2="{height}"/>')
-        parts.append(
-            f'<text class="tick" x="{x + 3:.1f}" y="{TOP - 10}">{milliseconds(at * 1e-9) if at else "0"}</text>'
-        )
+        parts.append(f'<text class="tick" x="{x + 3:.1f}" y="{TOP - 10}">{_time(at)}</text>')
         at += step
     return parts
+
+
+def _time(nanoseconds: float) -> str:
+    return f"{nanoseconds * 1e-9:g} s" if nanoseconds >= 1e9 else f"{nanoseconds * 1e-6:g} ms" if nanoseconds else "0"
 
 
 def _step(least: float) -> float:

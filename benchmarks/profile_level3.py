@@ -1,0 +1,243 @@
+"""Profiles of the ten level-3 test tasks of KernelBench, eager, by two tools that must agree, and their top kernels.
+
+    python benchmarks/profile_level3.py --root KERNELBENCH [--slice-seconds 480] [--counters 3]
+    python benchmarks/profile_level3.py --render
+
+Each task runs under Nsight Systems (--cuda-graph-trace=node) and under torch.profiler (Kineto), and its longest kernels
+under Nsight Compute. Both tools must agree on the sum of device time within 5 %, and the time that the device is busy
+must lie below the span of the same calls by CUDA events. Nsight Systems is found as ``stitchcuda profile`` finds it:
+STITCHCUDA_NSYS names it, STITCHCUDA_NSYS_LIBRARIES the folder of a libdw that the system lacks.
+
+Every finished task is added to the result file (and the .md page beside it) at once; what the file holds is skipped
+next time. Works from a plain checkout. Exit status: 0 all tasks are there and agree, 1 one disagrees or failed, 3 the
+slice is over and tasks are left. With ``--target cpu`` (to try it) there is Kineto alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent / "src"), os.environ.get("PYTHONPATH"))))
+
+from level3 import TASKS  # noqa: E402
+from provenance import gpu_provenance, write_json, write_text  # noqa: E402
+
+from stitchcuda.errors import StitchError  # noqa: E402
+from stitchcuda.hardware.ceilings import measure as measure_ceilings  # noqa: E402
+from stitchcuda.hardware.detect import detect  # noqa: E402
+from stitchcuda.hardware.model import Device  # noqa: E402
+from stitchcuda.profiling.capture import Counted, Subject, Taken, count, record  # noqa: E402
+from stitchcuda.profiling.digest import digest  # noqa: E402
+from stitchcuda.profiling.model import Profile  # noqa: E402
+from stitchcuda.profiling.profiler import from_recording  # noqa: E402
+from stitchcuda.task.inspect import inspect_task  # noqa: E402
+from stitchcuda.task.loader import load_task  # noqa: E402
+from stitchcuda.task.model import TaskFacts  # noqa: E402
+from stitchcuda.workflow.run import data_folder  # noqa: E402
+
+AGREE = 0.05
+"""Largest difference of the two tools' sums of device time, of the larger one."""
+COUNTED_SHARE = 0.02
+LEAST_SECONDS = 45.0
+"""No task is started with less of the slice left than this."""
+UNFINISHED = 3
+
+
+def profile_task(name: str, options: argparse.Namespace, device: Device, known: dict[str, Any]) -> dict[str, Any]:
+    """One task's entry; every step's failure is kept as a sentence and the others go on."""
+    entry: dict[str, Any] = {"task": name, "errors": [], "seconds": {}}
+    began = time.monotonic()
+    try:
+        task = load_task(name, target=device.target, root=options.root)
+        facts = TaskFacts.model_validate(known["facts"]) if known.get("facts") else inspect_task(task)
+    except StitchError as error:
+        return entry | {"errors": [f"task: {error}"]}
+    entry |= {"name": task.name, "precision": task.precision, "facts": facts.model_dump(mode="json")}
+    entry["seconds"]["task"] = time.monotonic() - began
+    subject = Subject(task, facts)
+    profiles: dict[str, Profile] = {}
+    taken: dict[str, Taken] = {}
+    for source in ("nsys", "kineto") if device.target.kind == "cuda" else ("kineto",):
+        began = time.monotonic()
+        try:
+            taken[source] = record(subject, "nsys" if source == "nsys" else "kineto")
+            profiles[source] = summary(taken[source], subject, device, Counted([]))
+            entry[source] = times(taken[source], profiles[source])
+        except StitchError as error:
+            entry["errors"].append(f"{source}: {error}")
+        entry["seconds"][source] = time.monotonic() - began
+    main = "nsys" if "nsys" in profiles else "kineto"
+    if main not in profiles:
+        return entry
+    profile = profiles[main]
+    if options.counters and device.target.kind == "cuda":
+        began = time.monotonic()
+        wanted = [k.name for k in profile.kernels if k.origin != "copy" and k.share >= COUNTED_SHARE]
+        try:
+            counted = count(subject, list(dict.fromkeys(wanted))[: options.counters], timeout_s=options.ncu_seconds)
+            profile = summary(taken[main], subject, device, counted)
+        except StitchError as error:
+            entry["errors"].append(f"ncu: {error}")
+        entry["seconds"]["ncu"] = time.monotonic() - began
+    entry["profile"] = profile.model_dump(mode="json")
+    entry["digest"] = digest(profile)
+    if len(profiles) == 2:
+        entry["agreement"] = agreement(entry["nsys"], entry["kineto"])
+    return entry
+
+
+def summary(taken: Taken, subject: Subject, device: Device, counted: Counted) -> Profile:
+    """The Profile of a recording."""
+    return from_recording(
+        taken,
+        subject="reference",
+        device=device,
+        facts=subject.facts,
+        precision=subject.task.precision,
+        counters=counted.kernels,
+    )
+
+
+def times(taken: Taken, profile: Profile) -> dict[str, Any]:
+    """What one tool says of a call, seconds."""
+    line = profile.timeline
+    return {
+        "version": profile.version,
+        "device_seconds": line.device_seconds,
+        "busy_seconds": line.busy_seconds,
+        "launches": line.launches,
+        "traced_event_seconds": taken.traced_event_seconds,
+        "event_seconds": taken.event_seconds,
+        "wall_seconds": taken.wall_seconds,
+        "confinement": taken.confinement,
+        "remarks": profile.remarks,
+    }
+
+
+def agreement(nsys: dict[str, Any], kineto: dict[str, Any]) -> dict[str, Any]:
+    """How far the two are apart, and whether each is below the span of its calls by CUDA events."""
+    larger = max(nsys["device_seconds"], kineto["device_seconds"])
+    difference = abs(nsys["device_seconds"] - kineto["device_seconds"]) / larger if larger > 0 else 1.0
+    below = all(0 < one["busy_seconds"] <= one["traced_event_seconds"] for one in (nsys, kineto))
+    return {"difference": difference, "agree": difference <= AGREE, "below_event_span": below}
+
+
+def page(document: dict[str, Any]) -> str:
+    """The Markdown page of a result."""
+    items = document["items"]
+    good = sum(bool(i.get("agreement", {}).get("agree") and i["agreement"]["below_event_span"]) for i in items)
+    parts = [
+        "# Profiles of KernelBench level 3, eager",
+        "",
+        f"Nsight Systems and Kineto agree on the device time within {AGREE:.0%}, and both lie below the span by CUDA"
+        f" events, for {good} of {len(items)} tasks. Times are ms per call: *sum* over all device operations, *busy*"
+        " their union, *span* of the same calls by CUDA events.",
+        "",
+        "| task | nsys sum | Kineto sum | apart | nsys busy | nsys span | Kineto busy | Kineto span | kernels"
+        " | bottleneck |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for item in items:
+        nsys, kineto = item.get("nsys"), item.get("kineto")
+        apart = f"{item['agreement']['difference']:.2%}" if "agreement" in item else "-"
+        cells = [
+            item.get("name", item["task"]),
+            _ms(nsys, "device_seconds"),
+            _ms(kineto, "device_seconds"),
+            apart,
+            _ms(nsys, "busy_seconds"),
+            _ms(nsys, "traced_event_seconds"),
+            _ms(kineto, "busy_seconds"),
+            _ms(kineto, "traced_event_seconds"),
+            str((nsys or kineto or {}).get("launches", "-")),
+            item.get("profile", {}).get("bottleneck", "-") + _cause(item),
+        ]
+        parts.append(f"| {' | '.join(cells)} |")
+    parts += ["", "## Digests, as agents see them", ""]
+    for item in items:
+        parts += [f"### {item.get('name', item['task'])}", ""]
+        parts += [f"- failed: {error}" for error in item["errors"]]
+        parts += [item.get("digest", ""), ""]
+    where = items[-1]["provenance"] if items else {}
+    facts = [f"{key} {where[key]}" for key in ("gpu", "driver", "cuda", "torch", "commit", "date") if where.get(key)]
+    parts += [f"`{document['command']}`; {'; '.join(facts)}."]
+    return "\n".join(parts) + "\n"
+
+
+def _cause(item: dict[str, Any]) -> str:
+    cause = item.get("profile", {}).get("cause", "none")
+    return f" ({cause})" if cause != "none" else ""
+
+
+def _ms(times_: dict[str, Any] | None, name: str) -> str:
+    return f"{times_[name] * 1e3:.3f}" if times_ else "-"
+
+
+def main() -> int:
+    """Command line; see the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tasks", nargs="*", help="tasks; default: the ten level-3 test tasks")
+    parser.add_argument("--root", type=Path, help="KernelBench's checkout or Parquet folder")
+    parser.add_argument("--results", type=Path, default=HERE / "results" / "profile_level3.json")
+    parser.add_argument("--slice-seconds", type=float, default=480.0, help="stop starting tasks after this long")
+    parser.add_argument("--counters", type=int, default=3, help="kernels of each task that ncu reads; 0: none")
+    parser.add_argument("--ncu-seconds", type=float, default=100.0, help="longest time for ncu on one task")
+    parser.add_argument("--target", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--again", action="store_true", help="profile tasks anew that are in the file already")
+    parser.add_argument("--no-ceilings", action="store_true", help="do not measure the device's ceilings (10 s)")
+    parser.add_argument("--render", action="store_true", help="write the .md page of the result file again")
+    options = parser.parse_args()
+    document: dict[str, Any] = {"command": "python benchmarks/profile_level3.py", "items": []}
+    if options.results.is_file():
+        document = json.loads(options.results.read_text())
+    names = options.tasks or [f"kernelbench:3/{number}" for number in TASKS]
+    if not options.render:
+        work(names, options, document)
+    write_text(options.results.with_suffix(".md"), page(document))
+    done = {item["task"]: item for item in document["items"]}
+    left = [name for name in names if name not in done or not done[name].get("profile")]
+    bad = [n for n in names if n in done and (done[n]["errors"] or not _agrees(done[n]))]
+    print(f"{len(names) - len(left)} of {len(names)} profiled; {len(bad)} disagree or failed in part: {bad}")
+    return UNFINISHED if left else 1 if bad else 0
+
+
+def _agrees(item: dict[str, Any]) -> bool:
+    found = item.get("agreement")
+    return found is None or bool(found["agree"] and found["below_event_span"])
+
+
+def work(names: list[str], options: argparse.Namespace, document: dict[str, Any]) -> None:
+    """Profile what is not in the document yet until the slice is over, writing each task when it is done."""
+    began = time.monotonic()
+    device = detect(options.target)
+    if not options.no_ceilings:
+        device = device.model_copy(update={"ceilings": measure_ceilings(device, data_folder())})
+    provenance = gpu_provenance()
+    for name in names:
+        known = next((item for item in document["items"] if item["task"] == name), {})
+        if known.get("profile") and not known["errors"] and _agrees(known) and not options.again:
+            continue
+        left = options.slice_seconds - (time.monotonic() - began)
+        if left < LEAST_SECONDS:
+            print(f"{left:.0f} s are left of the slice: {name} waits for another", flush=True)
+            return
+        started = time.monotonic()
+        entry = profile_task(name, options, device, known) | {"provenance": provenance}
+        document["items"] = [item for item in document["items"] if item["task"] != name] + [entry]
+        order = {task: place for place, task in enumerate(names)}
+        document["items"].sort(key=lambda item: order.get(item["task"], len(order)))
+        write_json(options.results, document)
+        told = "; ".join(entry["errors"]) or json.dumps(entry.get("agreement", {}))
+        print(f"{name}: {time.monotonic() - started:.0f} s; {told}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
