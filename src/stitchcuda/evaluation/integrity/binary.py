@@ -42,7 +42,7 @@ _OPENERS = frozenset({"open", "open64", "openat", "creat", "pipe", "pipe2", "mem
 _SIMPLE = re.compile(r"_ZL?(\d+)(.+)")
 _LIBRARIES = re.compile(
     r"(libc|libm|libgcc_s|libstdc\+\+|libpthread|libdl|librt|ld-linux[\w-]*|libgomp(-\w+)?|libomp|libcuda|libcudart"
-    r"|libcublas|libcublasLt)\.so(\.\d+)*"
+    r"|libcublas|libcublasLt|libasan|libubsan)\.so(\.\d+)*"
 )
 
 
