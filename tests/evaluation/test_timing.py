@@ -11,6 +11,7 @@ from stitchcuda.evaluation.timing import (
     exchange_finding,
     idle_finding,
     interval,
+    outside_finding,
     pause_finding,
     quantile,
     summarise,
@@ -105,3 +106,14 @@ def test_slowed_down_clocks_are_said() -> None:
     assert finding is not None
     assert "power cap" in finding.evidence
     assert "between 1500 and 1980 MHz" in finding.evidence
+
+
+def test_processor_time_outside_the_call_does_not_depend_on_the_load() -> None:
+    def spent(outside: float | None) -> Sample:
+        return Sample(1e-3, 0, 1e-3, 0, 90e-3, 0, outside)
+
+    assert outside_finding([spent(None)] * 3, control=1e-3) is None
+    assert outside_finding([spent(1.5e-3)] * 3, control=1e-3) is None
+    assert outside_finding([spent(9e-3)] * 3, control=1e-3) is not None
+    assert outside_finding([spent(9e-3), spent(1.2e-3)], control=1e-3) is None
+    assert outside_finding([spent(9e-3)] * 3, control=1e-3, spinning=8e-3) is None

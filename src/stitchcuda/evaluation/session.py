@@ -68,8 +68,10 @@ class Session:
         self.noop = 0.0
         self.control_total = 0.0
         self.control_outside = 0.0
-        self.watching = False
+        self.watching = self.kind == "cpu" and self.settings.defences and not subject.trusted
         """Whether the processor time of exchanges is looked at."""
+        self.thorough = False
+        """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
         self.processes = 0
         self.held = 0
@@ -241,15 +243,12 @@ class Session:
         """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by."""
         call = self.evaluator.number_call()
         self.oracle.ask("fill", call=call, label="control", case=self.plan["cases"][0], sessions=[self.number])
-        self.watching = self.kind == "cpu"
         samples = [
             self._exchange(call, -1, wire.CONTROL, wire.INPUTS_OUT, self.settings.load_timeout_s)
             for _ in range(self.settings.control_calls)
         ]
-        self.watching = False
-        middle = len(samples) // 2
-        self.control_total = sorted(sample.total for sample in samples)[middle]
-        self.control_outside = sorted(sample.outside or 0.0 for sample in samples)[middle]
+        self.control_total = min(sample.total for sample in samples)
+        self.control_outside = sorted(sample.outside or 0.0 for sample in samples)[len(samples) // 2]
 
     def call(
         self,
@@ -315,12 +314,12 @@ class Session:
 
     def _spent(self) -> float:
         """Processor time of the runner so far, where that is looked at."""
-        return self.live.cpu_seconds() if self.watching else 0.0
+        return self.live.cpu_seconds(anew=self.thorough) if self.watching else 0.0
 
     def _wait(self, seconds: float) -> float:
         """Wait; the share of one core that the runner used in the second half of that."""
         time.sleep(seconds / 2)
-        before, began = self.live.cpu_seconds(), time.monotonic()
+        before, began = self.live.cpu_seconds(anew=True), time.monotonic()
         time.sleep(seconds / 2)
         self.processes = len(sandbox.descendants(self.live.process.pid)) - OWN_PROCESSES
         return (self.live.cpu_seconds() - before) / (time.monotonic() - began)

@@ -110,7 +110,7 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
 
     The shortest exchange counts: whatever else a machine does makes them longer, and a Program has all its work to do
     in each of them. Allowed on top of the runner's median are a quarter of it, half of what an exchange costs anyway,
-    and five hand-overs, at least 300 microseconds. ``control`` is the median exchange without a Program, seconds.
+    and five hand-overs, at least 300 microseconds. ``control`` is the shortest exchange without a Program, seconds.
     """
     theirs = quantile([s.wall for s in samples], 0.5)
     ours = min(s.total for s in samples) - control
@@ -127,16 +127,29 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
     )
 
 
-def busy_outside(samples: Sequence[Sample], control: float) -> bool:
-    """Whether processors worked outside the call as ``exchange_finding`` suspects: on a busy machine an exchange takes
-    longer by the clock, but no more processor time. True where it was not looked at. ``control`` is the processor
-    time of an exchange without a Program, seconds; the same allowances as by the clock.
+def outside_finding(samples: Sequence[Sample], control: float, spinning: float = 0.0) -> Finding | None:
+    """Processor time of the runner's processes in an exchange apart from the call, less that without a Program
+    (``control``, seconds): unlike the clock's, it does not depend on what else a machine does.
+
+    The same allowances as by the clock, and ``spinning`` seconds for threads that wait actively behind a parallel
+    region. None where it was not looked at.
     """
     watched = [s.outside for s in samples if s.outside is not None]
     if not watched:
-        return True
+        return None
     theirs = quantile([s.wall for s in samples], 0.5)
-    return min(watched) - control > 0.25 * theirs + 0.5 * control + 300e-6
+    ours = min(watched) - control
+    if ours <= 0.25 * theirs + 0.5 * control + 300e-6 + spinning:
+        return None
+    return Finding(
+        rule="work_outside_call",
+        severity="reject",
+        layer="clocks",
+        evidence=(
+            f"a call lasts {theirs * 1e3:.3f} ms, but taking inputs and exporting cost {ours * 1e3:.3f} ms of "
+            f"processor time more than without a Program (least of {len(watched)} calls)"
+        ),
+    )
 
 
 def pause_finding(plain: Sequence[Sample], paused: Sequence[Sample]) -> Finding | None:

@@ -5,6 +5,7 @@ The calls themselves are made by the ``evaluator``, which outlives the trial.
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 import time
@@ -34,14 +35,15 @@ from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session
 from stitchcuda.evaluation.starting import meanwhile
+from stitchcuda.evaluation.stock_options import cores
 from stitchcuda.evaluation.telemetry import Trace
 from stitchcuda.evaluation.timing import (
     Sample,
     TimingPlan,
-    busy_outside,
     clock_finding,
     exchange_finding,
     idle_finding,
+    outside_finding,
     pause_finding,
 )
 from stitchcuda.program.model import Program
@@ -70,6 +72,9 @@ TOLD: dict[str, tuple[str, Layer, str]] = {
     "moved": ("weight_mutation", "state", "a call changes the parameter {}, which the reference leaves as it was"),
 }
 """What a runner may say about its Program: rule, layer and sentence by kind."""
+
+SPINNING_S = 0.002
+"""Seconds for which a thread of an OpenMP pool may spin behind a call."""
 
 SLOWED = 0.7
 """Stock options that take less than this share of their time once the Program has ended were held up by it."""
@@ -344,29 +349,32 @@ class Trial:
 
     def _clock(self, session: Session) -> None:
         """Compare clocks; on disagreement measure again, since a busy machine delays hand-overs too."""
-        latest = session.samples
         for attempt in range(CLOCK_ATTEMPTS):
-            samples = [sample for _, sample in latest]
-            finding = clock_finding(samples, session.noop)
-            if finding is None and session.control_total:
-                everything = [sample for _, sample in session.samples]
-                finding = exchange_finding(everything, session.control_total, session.noop)
-                if finding is not None and not busy_outside(samples, session.control_outside):
-                    return
-                if finding is not None:
-                    session.control_total = max(session.control_total, self._fresh_control())
-                    finding = exchange_finding(everything, session.control_total, session.noop)
+            finding = self._disagreement(session)
             if finding is None:
                 return
             if attempt == CLOCK_ATTEMPTS - 1:
                 message = f"the clocks disagree: {finding.evidence}"
                 self.refuse(Failure("dishonest", message, rule=finding.rule, layer=finding.layer))
                 return
-            earlier = len(session.samples)
             least = self.settings.screen_min_calls
-            session.watching = session.kind == "cpu"
             self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
-            latest = session.samples[earlier:]
+
+    def _disagreement(self, session: Session) -> Finding | None:
+        samples = [sample for _, sample in session.samples]
+        finding = clock_finding(samples, session.noop)
+        if finding is not None or not session.control_total:
+            return finding
+        late = exchange_finding(samples, session.control_total, session.noop)
+        session.thorough = late is not None
+        if session.kind == "cpu":
+            threads = int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or cores()
+            sure = outside_finding(samples, session.control_outside, SPINNING_S * (threads - 1))
+            return sure or (outside_finding(samples, session.control_outside) if late is not None else None)
+        if late is not None:
+            session.control_total = max(session.control_total, self._fresh_control())
+            late = exchange_finding(samples, session.control_total, session.noop)
+        return late
 
     def _fresh_control(self) -> float:
         """What an exchange costs right now, by a new process that no Program has been in; seconds."""
