@@ -264,7 +264,7 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
         ["ncu.log", f"{REPORT}.ncu-rep", "result.json"],
         level=COUNTER_LEVEL,
         timeout_s=timeout_s,
-        readable=[str(tool.resolve().parent), *_readable(subject)],
+        readable=[_home(tool), *_readable(subject)],
         counters=True,
     )
     text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
@@ -276,6 +276,12 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
     left_out = [name for name in WANTED if name not in metrics]
     remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
     return Counted(ncu.longest(found, len(kernels)), remarks, done.files.get(f"{REPORT}.ncu-rep"))
+
+
+def _home(tool: Path) -> str:
+    """The folder of Nsight Compute with its sections, wherever inside it the program lies."""
+    real = tool.resolve()
+    return str(next((p for p in reversed(real.parents) if p.name.startswith("nsight-compute")), real.parent))
 
 
 def _counters(tool: Path, text: str, files: Mapping[str, bytes]) -> list[KernelCounters]:

@@ -1,0 +1,94 @@
+"""Two profiles are compared kernel by kernel, and told in few words with units."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+
+from stitchcuda.profiling.compare import compare
+from stitchcuda.profiling.digest import changes, digest
+from stitchcuda.profiling.model import KernelTime, OperatorTime, PathPart, Profile, Timeline
+
+
+def kernel(
+    name: str, ms: float, calls: int = 1, origin: Literal["own", "library", "framework", "copy"] = "framework"
+) -> KernelTime:
+    return KernelTime(name=name, seconds=ms * 1e-3, share=0.1, calls=calls, origin=origin)
+
+
+def profile(wall_ms: float, kernels: list[KernelTime], source: str = "nsys") -> Profile:
+    busy = sum(k.seconds for k in kernels)
+    return Profile(
+        subject="program",
+        source=source,
+        timeline=Timeline(
+            wall_seconds=wall_ms * 1e-3,
+            busy_seconds=busy,
+            gap_seconds=max(wall_ms * 1e-3 - busy, 0),
+            copy_seconds=0,
+            launches=sum(k.calls for k in kernels),
+        ),
+        kernels=kernels,
+        bottleneck="memory_bound",
+        evidence="2 ms of 3 ms",
+        suggestion="fuse them (predicted 1.5x)",
+    )
+
+
+BEFORE = profile(10, [kernel("sgemm", 4, 2, "library"), kernel("mul", 2, 6), kernel("add", 2, 6), kernel("gone", 1)])
+AFTER = profile(5, [kernel("sgemm", 3, 2, "library"), kernel("fused_mul_add", 1, 1, "own")])
+
+
+def test_what_went_into_an_own_kernel_is_fused_and_what_stays_has_two_times() -> None:
+    found = compare(BEFORE, AFTER)
+    assert found.speedup == pytest.approx(2)
+    assert {c.name: c.fate for c in found.changes} == {
+        "sgemm": "kept",
+        "mul": "fused",
+        "add": "fused",
+        "gone": "fused",
+        "fused_mul_add": "new",
+    }
+    assert found.fused_into == ["fused_mul_add"]
+    assert next(c for c in found.changes if c.name == "sgemm").saved_seconds == pytest.approx(1e-3)
+
+
+def test_without_an_own_kernel_things_are_gone_not_fused() -> None:
+    found = compare(BEFORE, profile(6, [kernel("sgemm", 4, 2, "library"), kernel("other", 1)]))
+    assert {c.fate for c in found.changes} == {"kept", "gone", "new"}
+    assert found.fused_into == []
+
+
+def test_two_spellings_of_one_kernel_are_one() -> None:
+    before = profile(2, [kernel("void at::native::(anonymous namespace)::k<float, 4>(int)", 1)])
+    after = profile(1, [kernel("void at::native::<unnamed>::k<float,4>(int)", 0.5)])
+    assert [c.fate for c in compare(before, after).changes] == ["kept"]
+
+
+def test_different_tools_are_remarked() -> None:
+    assert "nsys before, kineto after" in compare(BEFORE, profile(5, [], "kineto")).remarks[0]
+
+
+def test_the_comparison_reads_in_a_few_lines_with_units() -> None:
+    text = changes(compare(BEFORE, AFTER))
+    assert "10 ms to 5 ms" in text
+    assert "(2.00x)" in text
+    assert "mul: fused away, was 2 ms in 6 launches" in text
+    assert "sgemm: 4 ms to 3 ms" in text
+    assert "fused into fused_mul_add" in text
+
+
+def test_the_digest_is_short_and_every_time_has_its_unit() -> None:
+    rich = BEFORE.model_copy(
+        update={
+            "kernels": [kernel("void at::native::elementwise<" + "f<int>, " * 900 + ">(int)", 1) for _ in range(20)],
+            "critical_path": [PathPart(where="host", what="launching", seconds=1e-3, share=0.1, count=9)],
+            "operators": [OperatorTime(name="aten::mm", seconds=4e-3, share=0.4, kernels=2)],
+            "remarks": ["a remark", "another", "a third"],
+        }
+    )
+    text = digest(rich)
+    assert len(text) < 2400  # about 600 tokens
+    for part in ("wall 10 ms", "launching 1 ms (10%, host)", "aten::mm 4 ms (40%)", "First: fuse them"):
+        assert part in text
