@@ -210,6 +210,8 @@ def test_machine_code_adds_to_the_evidence_and_never_decides() -> None:
     assert plain.cause == proven.cause
     assert "304 bytes of stack" in proven.evidence
     assert diagnose(CASES["fma_pipe"], sass=sass).cause == "fma_pipe"
+    named = CASES["spilling"].model_copy(update={"name": "void k<int>(float *)"})
+    assert "304 bytes of stack" in rank([named], [], 1.0, sass=[sass])[0].evidence
 
 
 def test_occupancy_and_waves_follow_from_the_limits_where_a_version_does_not_tell_them() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.evaluation.build_tools import find_nvcc
-from stitchcuda.profiling.sass import KernelSass, find_cuobjdump, parse, precision, read, unproven
+from stitchcuda.profiling.sass import KernelSass, bare_name, find_cuobjdump, parse, precision, read, unproven
 
 SOURCE = r"""
 #include <cuda_bf16.h>
@@ -169,3 +169,17 @@ def test_predication_counts_guarded_instructions_but_not_branches() -> None:
     (kernel,) = parse(listing)
     assert kernel.predicated == pytest.approx(0.5)
     assert kernel.accesses == {"global load": {64: 1}}
+
+
+@pytest.mark.parametrize(
+    ("mangled", "bare"),
+    [
+        ("_Z12k_spill_sumsPKfPfi", "k_spill_sums"),
+        ("_ZN3own5inner3addIfEEvPT_", "add"),
+        ("_ZN45_GLOBAL__N__2ab3ee37_4_k_cu_e1b8d2f1_1234567814kernel_of_fileEPf", "kernel_of_file"),
+        ("_ZL3addPf", "add"),
+        ("plain_c", "plain_c"),
+    ],
+)
+def test_the_function_in_a_mangled_name(mangled: str, bare: str) -> None:
+    assert bare_name(mangled) == bare

@@ -9,6 +9,7 @@ from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.kernel_rules import causes
 from stitchcuda.profiling.metrics import Facts
 from stitchcuda.profiling.model import Cause, KernelCounters, KernelDiagnosis, KernelTime, Timeline
+from stitchcuda.profiling.ncu import function_name
 from stitchcuda.profiling.remedies import FIRST, WORTH_NAMING, remedies
 from stitchcuda.profiling.roofline import amdahl
 from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause
@@ -88,11 +89,13 @@ def rank(
     wall_seconds: float,
     *,
     device: Device | None = None,
+    sass: Sequence[KernelSass] = (),
 ) -> list[KernelDiagnosis]:
     """Diagnoses of kernels of one call, by falling gain of the whole call (Amdahl).
 
     ``kernels`` are those of the call's timeline, which say how much of ``wall_seconds`` each takes. A kernel that the
-    timeline does not know counts with its own one launch.
+    timeline does not know counts with its own one launch. ``sass`` holds kernels of the program's own libraries, whose
+    machine code adds to the evidence.
     """
     times = {short(kernel.name): kernel for kernel in kernels}
     found = []
@@ -100,7 +103,9 @@ def rank(
         known = times.get(short(one.name))
         seconds = known.seconds if known is not None else one.seconds
         share = min(seconds / wall_seconds, 1.0) if wall_seconds > 0 else 0.0
-        found.append(diagnose(one, device=device, share=share, operator=known.operator if known is not None else ""))
+        operator = known.operator if known is not None else ""
+        code = next((kernel for kernel in sass if kernel.function == function_name(one.name)), None)
+        found.append(diagnose(one, device=device, share=share, operator=operator, sass=code))
     return sorted(found, key=lambda diagnosis: -diagnosis.program_gain)
 
 

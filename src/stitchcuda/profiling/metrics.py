@@ -295,5 +295,5 @@ class Facts:
     def resident_blocks(self) -> int | None:
         """Blocks that fit on a multiprocessor at once."""
         limits = [self.get(key) for key in ("limit_registers", "limit_shared", "limit_warps", "limit_blocks")]
-        known = [value for value in limits if value is not None and value > 0]
+        known = [value for value in limits if value is not None and value >= 1]
         return int(min(known)) if known else None

@@ -70,6 +70,11 @@ class KernelSass(BaseModel):
     shared_bytes: int = Field(default=0, description="static, a block")
 
     @property
+    def function(self) -> str:
+        """The bare function's name, as ``ncu.function_name`` gives it."""
+        return bare_name(self.name)
+
+    @property
     def local_accesses(self) -> int:
         """Loads and stores of local memory: spilled registers or arrays that are indexed."""
         return sum(sum(self.accesses.get(space, {}).values()) for space in ("local load", "local store"))
@@ -152,6 +157,19 @@ def unproven(kernels: Sequence[KernelSass], claimed: Sequence[Technique]) -> lis
         for technique in claimed
         if not (all if technique == "no_spills" else any)(kernel.shows(technique) for kernel in kernels)
     ]
+
+
+def bare_name(mangled: str) -> str:
+    """The function in an Itanium-mangled name, without namespaces, template arguments and parameters."""
+    match = re.match(r"_Z(?:N[KVr]*)?L?", mangled)
+    if match is None:
+        return mangled
+    place, name = match.end(), mangled
+    while number := re.match(r"L?(\d+)", mangled[place:]):
+        place += number.end()
+        name = mangled[place : place + int(number[1])]
+        place += int(number[1])
+    return name
 
 
 def precision(opcode: str) -> str:
