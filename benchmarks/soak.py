@@ -1,0 +1,153 @@
+"""Many evaluations in a row, honest, cheating and crashing: what do they leave behind, and does the last verdict equal the
+first?
+
+    python benchmarks/soak.py [--target cuda] [--count 200] [--write]
+
+After each evaluation the descriptors, threads, child processes and temporary files of this process have to be what they were
+after the first, on cuda also the device memory in use, give or take 64 MiB. Exit status 1 otherwise, or when a program's
+verdict changes. Not a measurement of speed; other users of the device disturb the count of its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from provenance import gpu_provenance, write_json
+
+from stitchcuda.evaluation import sandbox
+from stitchcuda.evaluation.evaluator import Evaluator
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.hardware.detect import detect
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Task, TaskFacts
+
+RESULTS = Path(__file__).parent / "results"
+SLACK_MIB = 64
+
+HEAD = "import torch\nfrom torch import nn\n"
+SOURCE = HEAD + (
+    "class Model(nn.Module):\n    def forward(self, x):\n        return torch.relu(x) * 2\n"
+    "def get_inputs():\n    return [torch.randn(256, 512)]\n"
+    "def get_init_inputs():\n    return []\n"
+)
+CALL = HEAD + "class ModelNew(nn.Module):\n    def forward(self, x):\n        {}\n        return torch.relu(x) * 2\n"
+PROGRAMS = {
+    "honest": CALL.format("pass"),
+    "honest, holds memory": CALL.format("self.kept = getattr(self, 'kept', []) + [torch.empty_like(x)]"),
+    "wrong": CALL.format("x = x + 1e-3"),
+    "caches by address": CALL.format("self.c = getattr(self, 'c', {}); return self.c.setdefault(x.data_ptr(), x * 2)"),
+    "changes its input": CALL.format("y = torch.relu(x) * 2; x.add_(1); return y"),
+    "never returns": CALL.format("while True: pass"),
+    "dies": CALL.format("import os; os.kill(os.getpid(), 11)"),
+    "says that all is well": CALL.format("import os; os._exit(0)"),
+    "leaves a process": CALL.format("import os, time; os.fork() or (os.setsid(), time.sleep(600))"),
+    "leaves files": CALL.format("open('left', 'wb').write(bytes(1 << 20)); open('/dev/shm/left', 'wb').write(b'x')"),
+    "does not parse": "class ModelNew(nn.Module:\n",
+    "takes all memory": CALL.format("torch.empty(1 << 46, dtype=torch.uint8, device=x.device)"),
+}
+
+
+def device_mib() -> int:
+    """Memory in use on the first GPU, MiB; 0 where there is none."""
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+        return int(done.stdout.split()[0])
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired):
+        return 0
+
+
+def held() -> dict[str, int]:
+    """What this process and the machine hold on its behalf."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "processes": len(sandbox.descendants(os.getpid())),
+        "files": len(list(Path(tempfile.gettempdir()).rglob("*"))),
+    }
+
+
+def settled(expected: dict[str, int]) -> dict[str, int]:
+    """What is held once it is as expected, or after ten seconds: the dying need a moment."""
+    until = time.monotonic() + 10
+    while (now := held()) != expected and time.monotonic() < until:
+        time.sleep(0.05)
+    return now
+
+
+def main() -> int:
+    """Evaluate, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seconds", type=float, default=1e9, help="stop after so long")
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args()
+    device = detect(given.target)
+    task = Task(name="soak", origin="benchmark", source=SOURCE, target=device.target)
+    facts = TaskFacts(
+        inputs=[],
+        outputs=[],
+        parameters=0,
+        stochastic=False,
+        seedable=False,
+        training=True,
+        mutates_state=False,
+        eager_seconds=1e-4,
+    )
+    settings = EvaluationSettings(
+        baselines=False,
+        static_rules=False,
+        screen_calls=5,
+        screen_min_calls=3,
+        call_timeout_s=8,
+        call_timeout_factor=1.1,
+    )
+    verdicts: dict[str, list[str]] = {}
+    problems: list[str] = []
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="soak-") as cache, tempfile.TemporaryDirectory(prefix="soak-tmp-") as own:
+        tempfile.tempdir = own
+        with Evaluator(task, facts, device, cache=Path(cache), settings=settings) as evaluator:
+            first: dict[str, int] = {}
+            memory = 0
+            for number, (name, source) in enumerate(itertools.islice(itertools.cycle(PROGRAMS.items()), given.count)):
+                if time.monotonic() - began > given.seconds:
+                    break
+                evaluation = evaluator.evaluate(Program(files={"program.py": source}))
+                verdicts.setdefault(name, []).append(evaluation.status)
+                # A process that waits for the next Program counts from the second on.
+                if number == 1:
+                    first, memory = held(), device_mib()
+                elif number > 1:
+                    now = settled(first)
+                    if now != first:
+                        problems.append(f"after {number + 1} ({name}): {now}, was {first}")
+                    if given.target == "cuda" and device_mib() > memory + SLACK_MIB:
+                        problems.append(f"after {number + 1} ({name}): {device_mib()} MiB on the device, was {memory}")
+        tempfile.tempdir = None
+    for name, statuses in verdicts.items():
+        changed = "" if len(set(statuses)) == 1 else f"  CHANGES: {statuses}"
+        problems += [f"{name}: {statuses}"] if changed else []
+        print(f"{name}: {statuses[0]} x{len(statuses)}{changed}")
+    count = sum(map(len, verdicts.values()))
+    print(f"{count} evaluations in {time.monotonic() - began:.0f} s; {len(problems)} problems", *problems, sep="\n")
+    if given.write:
+        record = gpu_provenance() | {"target": given.target, "count": count, "problems": problems}
+        record |= {"verdicts": {name: sorted(set(statuses)) for name, statuses in verdicts.items()}}
+        write_json(RESULTS / f"soak_{given.target}.json", record)
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
