@@ -251,3 +251,9 @@ def test_the_l2_is_judged_by_its_measured_rate_where_there_is_one() -> None:
         ceilings=CEILINGS.model_copy(update={"l2_bytes_per_second": 5e12}),
     )
     assert diagnose(rereading, device=device).cause == "l2_bandwidth"
+
+
+def test_integer_products_and_packed_halves_are_told_apart_on_the_multiply_add_pipe() -> None:
+    products = counters(pipe_fma=90, issue=90, ffma=1e6)
+    assert diagnose(products).cause == "integer_pipe"
+    assert diagnose(counters(pipe_fma=90, issue=90, ffma=1e6, pipe_fma_fp16=88)).cause == "fma_pipe"

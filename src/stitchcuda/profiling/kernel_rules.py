@@ -24,11 +24,13 @@ from stitchcuda.profiling.thresholds import (
     CONFLICT_SHARE,
     EVEN_WAVES,
     FEW_BLOCKS,
+    FEW_FP32,
     FEW_LANES,
     FUSION_SAVES,
     IDLE_DEVICE,
     ISSUE_BUSY,
     L2_BUSY,
+    LESS_WORK,
     LOCAL_SHARE,
     LOW_OCCUPANCY,
     MATRIX_BUSY,
@@ -235,12 +237,13 @@ def _busy(unit: Unit, facts: Facts, used: Use, ceilings: Ceilings | None, operat
         return Candidate("tensor_pipe", f"tensor cores are used {share:.0%} ({kinds})", 1.0 / share, numbers)
     if unit == "fma":
         fp32 = facts.fp32_instruction_share
-        if fp32 is not None and fp32 < 0.15:
+        packed = facts.pipe("pipe_fma_fp16") >= facts.pipe("pipe_fma") / 2
+        if fp32 is not None and fp32 < FEW_FP32 and not packed:
             return Candidate(
                 "integer_pipe",
                 f"the multiply-add pipe is used {share:.0%}, but {fp32:.0%} of the instructions are fp32: the rest are"
                 " integer products",
-                rest,
+                min(rest, LESS_WORK),
                 numbers | {"fp32 instructions": fp32},
             )
         if is_matrix(facts, operator):
@@ -252,7 +255,10 @@ def _busy(unit: Unit, facts: Facts, used: Use, ceilings: Ceilings | None, operat
                 numbers | {"tensor": used["tensor"]},
             )
         return Candidate(
-            "fma_pipe", f"the fp32 pipe is used {share:.0%}, memory at most {used.memory:.0%}", rest, numbers
+            "fma_pipe",
+            f"the multiply-add pipe is used {share:.0%}, memory at most {used.memory:.0%}",
+            min(rest, LESS_WORK),
+            numbers,
         )
     names: dict[Unit, tuple[Cause, str]] = {
         "alu": ("integer_pipe", "integer and logic"),
@@ -260,7 +266,8 @@ def _busy(unit: Unit, facts: Facts, used: Use, ceilings: Ceilings | None, operat
         "fp64": ("fp64_pipe", "fp64"),
     }
     cause, what = names[unit]
-    return Candidate(cause, f"the {what} pipe is used {share:.0%}, memory at most {used.memory:.0%}", rest, numbers)
+    told = f"the {what} pipe is used {share:.0%}, memory at most {used.memory:.0%}"
+    return Candidate(cause, told, min(rest, LESS_WORK), numbers)
 
 
 def is_matrix(facts: Facts, operator: str = "") -> bool:

@@ -90,6 +90,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "tensor_int8": ("sm__ops_path_tensor_src_int8.sum",),
     "tensor_fp64": ("sm__ops_path_tensor_src_fp64.sum",),
     "pipe_fma": (f"sm__inst_executed_pipe_fma.{_SUSTAINED}", f"sm__pipe_fma_cycles_active.{_SUSTAINED}"),
+    "pipe_fma_fp16": (f"sm__inst_executed_pipe_fma_type_fp16.{_SUSTAINED}",),
     "pipe_alu": (f"sm__inst_executed_pipe_alu.{_SUSTAINED}", f"sm__pipe_alu_cycles_active.{_SUSTAINED}"),
     "pipe_xu": (f"sm__inst_executed_pipe_xu.{_SUSTAINED}",),
     "pipe_fp64": (f"sm__inst_executed_pipe_fp64.{_SUSTAINED}", f"sm__pipe_fp64_cycles_active.{_SUSTAINED}"),

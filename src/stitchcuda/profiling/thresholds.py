@@ -56,6 +56,10 @@ MATRIX_FFMA = 0.90
 """Multiply-adds among fp32 operations of a matrix product or convolution."""
 MATRIX_DENSITY = 0.40
 """Multiply-adds among all instructions of one that is tiled well enough to be bound by the pipe."""
+FEW_FP32 = 0.15
+"""fp32 arithmetic among the instructions of a kernel that keeps the multiply-add pipe busy with integer products."""
+LESS_WORK = 2.0
+"""What removing or sharing arithmetic is taken to gain at most where a pipe is full."""
 TENSOR_GAIN = 3.0
 """A matrix product on tensor cores with fp16 or tf32 parts against the fp32 pipe, where no rates were measured."""
 FUSION_SAVES = 0.5
