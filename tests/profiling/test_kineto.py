@@ -45,7 +45,7 @@ def test_a_gpu_trace_tells_kernels_copies_calls_and_operators(tmp_path: Path) ->
     found = timeline.analyse(recording)
     assert found.timeline.busy_seconds == pytest.approx(50e-6)
     assert found.timeline.pageable_seconds == pytest.approx(10e-6)
-    assert [(k.name, k.operator) for k in found.kernels][0] == ("gemm", "aten::addmm")
+    assert (found.kernels[0].name, found.kernels[0].operator) == ("gemm", "aten::addmm")
     assert found.operators[0].name == "aten::linear"
 
 

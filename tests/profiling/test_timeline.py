@@ -92,10 +92,8 @@ def test_kernels_go_to_the_operator_around_their_launch() -> None:
     api = [launch(1, 5, 8), launch(2, 32, 35), launch(3, 41, 99, "cudaDeviceSynchronize")]
     found = analyse(Recording("kineto", ops=[op(1, 10, 70, "gemm"), op(2, 70, 90)], api=api, ranges=ranges).sort())
     assert [(k.name, k.operator) for k in found.kernels] == [("gemm", "aten::addmm"), ("k", "aten::relu")]
-    assert [(o.name, o.seconds) for o in found.operators] == [
-        ("aten::linear", pytest.approx(60e-6)),
-        ("aten::relu", pytest.approx(20e-6)),
-    ]
+    assert [o.name for o in found.operators] == ["aten::linear", "aten::relu"]
+    assert [o.seconds for o in found.operators] == pytest.approx([60e-6, 20e-6])
 
 
 def test_one_call_with_operators_names_the_kernels_of_the_others() -> None:
@@ -128,4 +126,5 @@ def test_nodes_of_a_graph_hang_on_its_launch() -> None:
 def test_nothing_recorded_is_zero_and_said(ranges: list[Range]) -> None:
     found = analyse(Recording("nsys", ranges=ranges).sort())
     assert found.timeline.busy_seconds == 0
-    assert found.kernels == found.path == []
+    assert not found.kernels
+    assert not found.path

@@ -7,6 +7,7 @@ What is recorded is made sense of by ``profiling.profiler``.
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,8 @@ COUNTER_LEVEL = "same_user"
 LAUNCHES_EACH = 3
 """Launches that are replayed of each kernel."""
 REPORT = "rep"
+CONFINED = re.compile(r"CUDA|OSError|Permission|not permitted|Read-only|No such file|libcuda|driver", re.I)
+"""How an error reads that a looser confinement may not have."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
                     return taken
             elif "result.json" not in done.files:
                 break  # the subject itself did not run here: tracing more of it will not help
+        if _own_fault(done):
+            break
     raise ProfilerError(_failure(done, nsys.explain(done.printed)))
 
 
@@ -185,15 +190,29 @@ def _by_kineto(subject: Subject, timeout_s: float) -> Taken:
                 recording = kineto.read(path)
             recording.target = kind
             return _taken(done, recording, recording.version)
+        if _own_fault(done):
+            break
     raise ProfilerError(_failure(done, "torch.profiler wrote nothing"))
+
+
+def _error(printed: str) -> str:
+    """The last line of the first traceback; '' where there is none."""
+    lines = [line for line in printed.splitlines() if line.strip()]
+    trouble = next((n for n, line in enumerate(lines) if line.startswith("Traceback")), None)
+    if trouble is None:
+        return ""
+    return next((line for line in lines[trouble + 1 :] if line[:1] not in (" ", "\t", "^")), lines[-1])
+
+
+def _own_fault(done: Confined) -> bool:
+    """Whether the subject failed for reasons that no other confinement changes."""
+    error = _error(done.printed)
+    return bool(error) and "result.json" not in done.files and not CONFINED.search(error)
 
 
 def _failure(done: Confined, otherwise: str) -> str:
     """Why a recording failed: the subject's own error where there is one."""
-    lines = [line for line in done.printed.splitlines() if line.strip()]
-    trouble = next((n for n, line in enumerate(lines) if line.startswith("Traceback")), None)
-    if trouble is not None:
-        error = next((line for line in lines[trouble + 1 :] if line[:1] not in (" ", "\t", "^")), lines[-1])
+    if error := _error(done.printed):
         return f"the profiled subject failed: {error[:300]}"
     if done.codes and done.codes[-1] is None:
         return "profiling took too long and was stopped; allow more seconds"

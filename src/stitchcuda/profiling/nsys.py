@@ -151,11 +151,11 @@ def _library(name: str) -> str:
 
 
 def missing_library(tool: Nsys) -> str:
-    """A library that the importer needs and the system does not have, by ldd; '' where all are there."""
+    """The libdw or libelf that the importer needs and the system does not have, by ldd; '' where they are there."""
     ldd, real = shutil.which("ldd"), tool.path.resolve()
     if ldd is None:
         return ""
-    importers = [real.parent / "QdstrmImporter", *real.parent.parent.glob("host-linux-*/QdstrmImporter")]
+    importers = [real.parent / "QdstrmImporter", *real.parent.parent.glob("*linux-*/QdstrmImporter")]
     for importer in importers:
         if not importer.is_file():
             continue
@@ -168,6 +168,7 @@ def missing_library(tool: Nsys) -> str:
             check=False,
             env={"LD_LIBRARY_PATH": path, "PATH": os.environ.get("PATH", "")},
         )
-        if match := re.search(r"(\S+) => not found", done.stdout):
+        # Others may be for features that are not used here.
+        if match := re.search(r"(lib(?:dw|elf)\S*) => not found", done.stdout):
             return match[1]
     return ""

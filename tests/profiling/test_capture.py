@@ -1,0 +1,133 @@
+"""What is profiled runs confined, without the caller's secrets, for a bounded time; and a profile comes of it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+
+import pytest
+
+import stitchcuda.evaluation
+from stitchcuda.errors import ProfilerError, ToolMissing
+from stitchcuda.hardware.model import Device
+from stitchcuda.profiling import capture
+from stitchcuda.profiling.capture import Subject, record
+from stitchcuda.profiling.chrome_trace import chrome_trace
+from stitchcuda.profiling.confinement import WORK, run_confined
+from stitchcuda.profiling.measure import measure
+from stitchcuda.profiling.nsys import SETTING
+from stitchcuda.profiling.recording import CALL, Recording
+from stitchcuda.task.model import Target, Task, TaskFacts, TensorFacts
+
+SOURCE = """
+import torch
+class Model(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.layer = torch.nn.Linear(width, width)
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+def get_inputs():
+    return [torch.randn(32, 64)]
+def get_init_inputs():
+    return [64]
+"""
+CPU = Device(
+    target=Target(kind="cpu", arch="native"), name="a CPU", multiprocessors=2, memory_bytes=1 << 30, cache_bytes=1 << 20
+)
+FACTS = TaskFacts(
+    inputs=[TensorFacts(shape=(32, 64), dtype="float32")],
+    outputs=[TensorFacts(shape=(32, 64), dtype="float32")],
+    parameters=64 * 65,
+    stochastic=False,
+    seedable=True,
+    training=True,
+    mutates_state=False,
+    eager_seconds=1e-4,
+)
+
+
+def subject(source: str = SOURCE, kind: str = "cpu") -> Subject:
+    target = Target(kind="cuda", arch="sm_90") if kind == "cuda" else Target(kind="cpu", arch="native")
+    return Subject(Task(name="small", origin="here", source=source, target=target), FACTS)
+
+
+def shell(script: str, *outputs: str, timeout_s: float = 20) -> tuple[dict[str, bytes], list[int | None], str]:
+    done = run_confined(
+        [["/bin/sh", "-c", f"cd {WORK}; {script}"]], {"in.txt": b"given"}, outputs, level="full", timeout_s=timeout_s
+    )
+    return done.files, done.codes, done.printed
+
+
+def test_files_go_in_and_out_and_the_callers_secrets_stay_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "planted-secret-0123456789")
+    files, codes, printed = shell("env > env.txt; cp in.txt out.txt; echo hello", "env.txt", "out.txt", "none.txt")
+    assert codes == [0]
+    assert files["out.txt"] == b"given"
+    assert b"PATH=" in files["env.txt"]
+    assert b"planted" not in files["env.txt"]
+    assert b"MY_API_KEY" not in files["env.txt"]
+    assert "none.txt" not in files
+    assert "hello" in printed
+
+
+def test_a_confined_command_writes_nothing_outside_and_is_stopped_in_time(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    files, codes, _ = shell(
+        f"echo x > {tmp_path}/made; echo y > /tmp/made; sleep 60; echo z > late", "late", timeout_s=2
+    )
+    assert codes == [None]
+    assert files == {}
+    assert not (tmp_path / "made").exists()
+    assert not Path("/tmp/made").exists()
+
+
+def test_no_profiler_is_reachable_from_where_verdicts_are_made() -> None:
+    """Evaluations cannot be changed by what they never call."""
+    for path in Path(stitchcuda.evaluation.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(name.startswith("stitchcuda.profiling") for name in names), path
+
+
+def test_a_reference_is_recorded_and_made_a_profile() -> None:
+    found = measure(subject(), CPU, keep=True)
+    profile = found.profile
+    assert (profile.source, profile.subject) == ("kineto", "reference")
+    assert len(found.recording.windows(CALL)) == 3
+    assert {"aten::addmm", "aten::clamp_min"} & {kernel.name for kernel in profile.kernels}
+    assert profile.timeline.wall_seconds > 0
+    assert profile.timeline.busy_seconds <= profile.timeline.wall_seconds * 1.001
+    assert found.work.flops == pytest.approx(2 * 32 * 64 * 64)
+    assert json.loads(found.files["trace.json"])["traceEvents"]
+    drawn = json.loads(chrome_trace(found.recording, title="small"))
+    spans = [event for event in drawn["traceEvents"] if event["ph"] == "X"]
+    assert {"name", "ts", "dur", "pid", "tid"} <= set(spans[0])
+    assert min(event["ts"] for event in spans) >= 0
+    assert sum(event["cat"] == "call" for event in spans) == 3
+
+
+def test_a_subject_that_fails_is_told_by_its_own_error() -> None:
+    broken = SOURCE.replace("torch.relu(self.layer(x))", "self.layer(x) + torch.ones(7)")
+    with pytest.raises(ProfilerError, match="RuntimeError: The size of tensor"):
+        record(subject(broken))
+
+
+def test_without_nsys_the_fall_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SETTING, "off")
+    asked: list[str] = []
+
+    def by_kineto(subject: Subject, timeout_s: float) -> capture.Taken:
+        asked.append("kineto")
+        return capture.Taken(Recording("kineto"), 1.0)
+
+    monkeypatch.setattr(capture, "_by_kineto", by_kineto)
+    taken = record(subject(kind="cuda"))
+    assert asked == ["kineto"]
+    assert "switched off" in taken.remarks[0]
+    with pytest.raises(ToolMissing):
+        record(subject(kind="cuda"), "nsys")
+    with pytest.raises(ProfilerError, match="cpu target"):
+        record(subject(), "nsys")
