@@ -17,12 +17,12 @@ from stitchcuda.profiling.model import KernelCounters
 Question = Literal["limits", "memory", "stalls", "instructions"]
 
 SECTIONS: dict[Question, tuple[str, ...]] = {
-    "limits": ("SpeedOfLight", "LaunchStats", "Occupancy", "WorkloadDistribution"),
+    "limits": ("SpeedOfLight", "LaunchStats", "Occupancy"),
     "memory": ("MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
     "stalls": ("SchedulerStats", "WarpStateStats"),
     "instructions": ("ComputeWorkloadAnalysis", "InstructionStats"),
 }
-"""Sections of Nsight Compute that answer a question, for people who open the report."""
+"""Sections of Nsight Compute that answer a question; its versions have had them under these names since 2020."""
 
 STALLS = (
     "barrier",
