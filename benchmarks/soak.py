@@ -1,11 +1,10 @@
-"""Many evaluations in a row, honest, cheating and crashing: what do they leave behind, and does the last verdict equal the
-first?
+"""Many evaluations in a row, honest, cheating and crashing: what is left behind, and is the last verdict the first?
 
     python benchmarks/soak.py [--target cuda] [--count 200] [--write]
 
-After each evaluation the descriptors, threads, child processes and temporary files of this process have to be what they were
-after the first, on cuda also the device memory in use, give or take 64 MiB. Exit status 1 otherwise, or when a program's
-verdict changes. Not a measurement of speed; other users of the device disturb the count of its memory.
+After each evaluation the descriptors, threads, child processes and temporary files of this process have to be what they
+were after the second, on cuda also the device memory in use, give or take 64 MiB. Exit status 1 otherwise, or when a
+program's verdict changes. Not a measurement of speed; other users of the device disturb the count of its memory.
 """
 
 from __future__ import annotations

@@ -214,3 +214,66 @@ def test_trace_of_the_reference(evaluator: Evaluator) -> None:
     assert trace.launches >= 2
     assert any(row.origin == "library" for row in trace.rows)
     assert 0 < trace.busy_seconds < trace.wall_seconds * 2
+
+
+def test_free_device_memory_is_poisoned(evaluator: Evaluator) -> None:
+    body = (
+        "y = torch.empty_like(x)\nself.kept = getattr(self, 'kept', 0) + 1\nreturn torch.relu(self.linear(x)) * 2 + y"
+    )
+    evaluation = evaluator.evaluate(python(body))
+    show(evaluation)
+    assert evaluation.status == "wrong_output"
+
+
+def test_reading_behind_an_input_gives_nan(evaluator: Evaluator) -> None:
+    body = "more = torch.empty(0, device='cuda').set_(x.untyped_storage(), x.numel(), (1,), (1,))\n"
+    evaluation = evaluator.evaluate(python(body + "return torch.relu(self.linear(x)) * 2 + 1 + 0 * more"))
+    show(evaluation)
+    assert evaluation.status == "wrong_output"
+
+
+def test_a_cache_by_address_is_wrong(evaluator: Evaluator) -> None:
+    body = (
+        "self.c = getattr(self, 'c', {})\n"
+        "if x.data_ptr() not in self.c: self.c[x.data_ptr()] = torch.relu(self.linear(x)) * 2 + 1\n"
+        "return self.c[x.data_ptr()].clone()"
+    )
+    assert evaluator.evaluate(python(body)).status == "wrong_output"
+
+
+def test_a_failed_launch_is_not_left_behind(evaluator: Evaluator) -> None:
+    body = (
+        "import ctypes, re\n"
+        "path = re.findall(r'(/\\S*libcudart[^/\\s]*\\.so[^/\\s]*)', open('/proc/self/maps').read())[0]\n"
+        "ctypes.CDLL(path).cudaSetDevice(4096)\n" + HONEST
+    )
+    evaluation = evaluator.evaluate(python(body))
+    show(evaluation)
+    assert evaluation.status in ("crashed", "dishonest")
+
+
+def test_kernels_for_show_are_found(evaluator: Evaluator) -> None:
+    entry = ENTRY.replace("return out", "return torch.relu(y) * 2 + 1")
+    evaluator.settings = EvaluationSettings(baselines=False, static_rules=False, exhaustive=True)
+    evaluation = evaluator.evaluate(Program(files={"program.py": entry, "kernels.cu": KERNEL}, manifest=MANIFEST))
+    evaluator.settings = EvaluationSettings()
+    show(evaluation)
+    assert evaluation.status == "dishonest"
+    assert "decoy" in [finding.rule for finding in evaluation.findings]
+
+
+def test_clocks_are_recorded(evaluator: Evaluator) -> None:
+    evaluation = evaluator.evaluate(fused())
+    show(evaluation)
+    assert "sm_clock_mhz" in evaluation.provenance
+    assert evaluation.timings["program"].low is not None
+
+
+def test_compute_sanitizer_says_what_came_of_it(evaluator: Evaluator) -> None:
+    evaluator.settings = EvaluationSettings(publish_processes=1, publish_calls=8, baselines=False)
+    evaluation = evaluator.evaluate(fused(), "publish")
+    evaluator.settings = EvaluationSettings()
+    show(evaluation)
+    assert evaluation.status == "correct", evaluation.message
+    print(evaluation.provenance["sanitizer"], evaluation.seconds.get("sanitizer"))
+    assert evaluation.provenance["sanitizer"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.runner_client import Failure
 
 if TYPE_CHECKING:
@@ -43,7 +44,8 @@ def knock_out(trial: Trial, folder: Path) -> None:
             ):
                 if not verdict["ok"]:
                     return
-    except Failure:
+    except (Failure, InfrastructureError):
+        # It cannot do without them, or the machine could not start another process: no evidence either way.
         return
     finally:
         evaluator.close_all([session])

@@ -49,6 +49,9 @@ LARGE_INPUTS = 1 << 30
 """Bytes of inputs from which on two of them are not held at once."""
 
 
+HARMLESS_ERRORS = (600, 704)
+"""cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
+
 RED_ZONE = 64
 """Elements behind each floating input that hold NaN."""
 
@@ -92,6 +95,7 @@ class Runner:
         self.saved: list[torch.Tensor] = []
         self.flush_buffer: torch.Tensor | None = None
         self.poison: Any = None
+        self.library: Any = None
         self.witness: Any = None
         self.patched: list[str] = []
         self.counts: dict[str, list[int]] = {}
@@ -130,6 +134,7 @@ class Runner:
                 shared[:1].clone()
         self.sync()
         library = opened.library if handles else self.buffers.runtime_library() if self.cuda else None
+        self.library = library
         self.poison = self.poisons.Poison(self.cuda, library, self.config["defences"])
         if self.config["defences"] and self.config["subject"] == "program":
             candour: Any = load_file("stitchcuda_candour", Path(__file__).with_name("candour.py"))
@@ -368,6 +373,11 @@ class Runner:
                 torch.cuda.synchronize()
                 wall = clock() - began
                 device = int(start.elapsed_time(end) * 1e6)
+                asked = self.library is not None and self.config["subject"] == "program"
+                left = self.library.cudaPeekAtLastError() if asked else 0
+                if left and left not in HARMLESS_ERRORS:
+                    words = self.library.cudaGetErrorString(left).decode("utf-8", "replace")
+                    raise RuntimeError(f"the call leaves CUDA error {left} behind, which nobody asked for: {words}")
             else:
                 began = clock()
                 outputs = call(*inputs)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +76,8 @@ def _on_cpu(trial: Trial) -> str:
     if not built.ok or built.folder is None:
         return f"no build: {built.log.strip().splitlines()[-1][:200] if built.log.strip() else 'no reason given'}"
     environment = {"LD_PRELOAD": str(preload), "ASAN_OPTIONS": OPTIONS, "UBSAN_OPTIONS": "print_stacktrace=1"}
-    return _run(trial, replace(evaluator.subject(), environment=environment), built.folder, "AddressSanitizer")
+    subject = replace(evaluator.subject(), environment=environment)
+    return _run(trial, subject, built.folder, "AddressSanitizer", timeout)
 
 
 def _on_cuda(trial: Trial) -> str:
@@ -85,16 +87,20 @@ def _on_cuda(trial: Trial) -> str:
     if trial.built is None or trial.built.folder is None:
         return "no build"
     said = []
+    until = time.monotonic() + trial.settings.sanitizer_seconds
     for name in TOOLS:
+        if time.monotonic() > until:
+            said.append(f"{name} not reached in time")
+            continue
         prefix = (str(tool), "--tool", name, "--target-processes", "all", "--error-exitcode", "86")
         subject = replace(trial.evaluator.subject(), prefix=prefix)
-        said.append(f"{name} {_run(trial, subject, trial.built.folder, name)}")
+        said.append(f"{name} {_run(trial, subject, trial.built.folder, name, until - time.monotonic())}")
     return "; ".join(said)
 
 
-def _run(trial: Trial, subject: Subject, folder: Path, name: str) -> str:
-    """One session under a sanitizer, one call of each case."""
-    evaluator, seconds = trial.evaluator, trial.settings.sanitizer_seconds
+def _run(trial: Trial, subject: Subject, folder: Path, name: str, seconds: float) -> str:
+    """One session under a sanitizer, one call of each case; no step of it takes longer than ``seconds``."""
+    evaluator = trial.evaluator
     session = evaluator.session(subject)
     # The defences would hide what a sanitizer looks for: it has zones and fillings of its own.
     session.settings = trial.settings.model_copy(update={"defences": False, "load_timeout_s": seconds})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stitchcuda import __version__
+from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import bounds, knockout, sanitizer
 from stitchcuda.evaluation.build import Build, build
 from stitchcuda.evaluation.integrity.census import census_findings, take_census
@@ -383,9 +384,11 @@ class Trial:
         try:
             session.open()
             session.control()
-            return session.control_total
+        except (Failure, InfrastructureError):
+            return 0.0
         finally:
             self.evaluator.close_all([session])
+        return session.control_total
 
     def _pauses(self, session: Session) -> None:
         """A few calls at once and a few after a pause: is anything done while there is nothing to do?"""
