@@ -34,6 +34,7 @@ from stitchcuda.errors import StitchError, ToolMissing  # noqa: E402
 from stitchcuda.evaluation.build_tools import find_nvcc  # noqa: E402
 from stitchcuda.hardware.model import Device  # noqa: E402
 from stitchcuda.profiling.diagnosis import diagnose  # noqa: E402
+from stitchcuda.profiling.metrics import NAMES  # noqa: E402
 from stitchcuda.profiling.model import Cause, KernelCounters, Timeline  # noqa: E402
 from stitchcuda.profiling.ncu import PERMISSION, collect, function_name  # noqa: E402
 from stitchcuda.profiling.remedies import FIRST  # noqa: E402
@@ -244,7 +245,7 @@ def judge(case: Case, device: Device | None) -> dict[str, Any]:
             "gain": round(said.kernel_gain, 2),
             "others": said.others,
             "seconds": longest.seconds,
-            "counters": longest.model_dump(mode="json"),
+            "counters": _kept(longest).model_dump(mode="json"),
         }
     elif case.lines:
         said_by = {source: call_cause(line, device) for source, line in case.lines.items()}
@@ -263,6 +264,14 @@ def judge(case: Case, device: Device | None) -> dict[str, Any]:
     row["label_right"] = row["label"] in row["labels"]
     row["suggestion_right"] = row["suggestion"] in row["suggestions"]
     return row
+
+
+def _kept(kernel: KernelCounters) -> KernelCounters:
+    """Without the numbers that no rule reads: sections bring hundreds."""
+    read = {name for names in NAMES.values() for name in names}
+    metrics = {name: value for name, value in kernel.metrics.items() if name in read}
+    missing = [name for name in kernel.missing if name in read]
+    return kernel.model_copy(update={"metrics": metrics, "missing": missing})
 
 
 def page(document: dict[str, Any]) -> str:
