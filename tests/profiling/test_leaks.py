@@ -55,8 +55,8 @@ def test_a_file_with_a_secret_is_not_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("MY_API_KEY", PLANTED)
     files = {"rep.sqlite": b"clean", "rep.nsys-rep": b"..." + os.environ["MY_API_KEY"].encode()}
     with pytest.raises(StitchError, match="MY_API_KEY") as raised:
-        keep_files(files, tmp_path / "kept", "reference")
+        keep_files(files, tmp_path / "kept")
     assert PLANTED not in str(raised.value)
     assert not (tmp_path / "kept").exists()
-    (kept,) = keep_files({"rep.sqlite": b"clean"}, tmp_path / "kept", "reference")
+    (kept,) = keep_files({"reference.sqlite": b"clean"}, tmp_path / "kept")
     assert kept.name == "reference.sqlite"

@@ -98,7 +98,7 @@ def profile(
         from stitchcuda.profiling.measure import keep_files
 
         stem = "program" if written is not None else "reference"
-        for path in keep_files(found.files, keep, stem):
+        for path in keep_files({f"{stem}.{name.removeprefix('rep.')}": d for name, d in found.files.items()}, keep):
             typer.echo(f"kept {path}", err=True)
     _print(found.profile, earlier, title, as_json=as_json, as_digest=digest, top=top)
 
@@ -146,7 +146,7 @@ def _write(path: Path, text: str) -> None:
     """Write a file that may be shown to others: refused where it holds a secret."""
     from stitchcuda.profiling.measure import keep_files
 
-    for written in keep_files({path.name: text.encode()}, path.parent, path.stem):
+    for written in keep_files({path.name: text.encode()}, path.parent):
         typer.echo(f"wrote {written}", err=True)
 
 

@@ -83,8 +83,8 @@ def measure(
     return Profiled(profile, taken.recording, work, files)
 
 
-def keep_files(files: dict[str, bytes], folder: Path, stem: str) -> list[Path]:
-    """Write what the tools wrote, unless a secret of this environment is in it.
+def keep_files(files: dict[str, bytes], folder: Path) -> list[Path]:
+    """Write what a profile gave, by name, unless a secret of this environment is in it.
 
     Returns the paths. Raises StitchError naming the secret (never its value); nothing is written then.
     """
@@ -97,7 +97,7 @@ def keep_files(files: dict[str, bytes], folder: Path, stem: str) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, data in files.items():
-        path = folder / name.replace("rep.", f"{stem}.", 1).replace("trace.", f"{stem}.trace.", 1)
+        path = folder / name
         path.write_bytes(data)
         paths.append(path)
     return paths

@@ -97,14 +97,15 @@ def from_recording(
     """A Profile of the calls in a recording, seconds per call; ``own`` are the names of the Program's own kernels.
 
     The wall time is the one measured without the profiler. Idle time and its causes are what the recording shows,
-    scaled to the gap that is left of that wall time, since a profiler makes the host slower and not the device.
+    scaled to the gap that is left of that wall time, since a profiler makes the host slower and not the device. On cpu
+    it makes operators slower, too: they keep their shares of the wall time.
     """
     recording = taken.recording
     on_cpu = device.target.kind == "cpu"
     found = host_timeline.analyse(recording) if on_cpu else timeline.analyse(recording)
     traced = found.timeline
     wall = taken.wall_seconds or traced.wall_seconds
-    scale = min(wall / traced.wall_seconds, 1.0) if on_cpu and traced.wall_seconds > 0 else 1.0
+    scale = wall / traced.wall_seconds if on_cpu and traced.wall_seconds > 0 else 1.0
     busy = traced.busy_seconds * scale
     gap = max(wall - busy, 0.0)
     idle = sum(traced.idle_seconds.values())

@@ -1,0 +1,63 @@
+"""``stitchcuda profile`` prints, draws, keeps and compares; nothing that it writes holds a key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.world import GOOD, stitchcuda
+
+
+def test_one_profile_in_all_its_forms_and_compared_with_the_task(home: Path, cache: Path) -> None:
+    (home / "good.py").write_text(GOOD)
+    done = stitchcuda(
+        *("profile", "small.py", "good.py", "--target", "cpu", "--json", "--compare", "--html", "page.html"),
+        *("--trace", "trace.json", "--keep", "kept"),
+        cache=cache,
+        cwd=home,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found["subject"], found["source"]) == ("program", "kineto")
+    assert found["comparison"]["before_launches"] > found["comparison"]["after_launches"]
+    assert found["comparison"]["speedup"] > 0
+    assert "<svg" in (home / "page.html").read_text()
+    assert json.loads((home / "trace.json").read_text())["traceEvents"]
+    assert (home / "kept" / "program.trace.json").stat().st_size > 1000
+
+    (home / "before.json").write_text(json.dumps({k: v for k, v in found.items() if k != "comparison"}))
+    done = stitchcuda(
+        *("profile", "small.py", "--target", "cpu", "--digest", "--before", "before.json"), cache=cache, cwd=home
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Profile of the reference by kineto" in done.stdout
+    assert "launches" in done.stdout.splitlines()[-2] or "Wall" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("small.py", "--source", "perf"), "unknown source 'perf'"),
+        (("small.py", "--compare"), "needs a PROGRAM"),
+        (("small.py", "--before", "small.py"), "is no Profile"),
+    ],
+)
+def test_wrong_use_is_a_sentence(words: tuple[str, ...], says: str, home: Path, cache: Path) -> None:
+    done = stitchcuda("profile", *words, "--target", "cpu", cache=cache, cwd=home)
+    assert done.returncode == 2
+    assert says in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_what_holds_a_key_is_not_written(home: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "planted-secret-0123456789")
+    text = (home / "small.py").read_text()
+    planted = "torch.autograd.profiler.record_function('own::planted-secret-0123456789')"
+    (home / "small.py").write_text(text.replace("        y = x\n", f"        y = x\n        {planted}.__enter__()\n"))
+    done = stitchcuda("profile", "small.py", "--target", "cpu", "--trace", "trace.json", cache=cache, cwd=home)
+    assert done.returncode == 2
+    assert "MY_API_KEY" in done.stderr
+    assert "planted-secret" not in done.stderr
+    assert not (home / "trace.json").exists()
