@@ -34,7 +34,7 @@ SAMPLE_SHARE = 0.01
 
 SAMPLED_INPUTS = 3
 
-IN_EVALUATION = 10.0
+IN_EVALUATION = 5.0
 """Seconds for trying them in an evaluation, once for a Task."""
 
 Answer = list[torch.Tensor]
