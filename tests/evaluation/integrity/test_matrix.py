@@ -100,6 +100,14 @@ def test_a_failing_machine_turns_no_exploit_down() -> None:
     assert "exploits not turned down: 2 of 4 (must be 0)" in totals(TABLE)
 
 
+def test_a_flag_accuses_only_if_it_is_raised_on_no_honest_program() -> None:
+    assert TABLE.telling_flags == set()
+    innocent = [one.model_copy(update={"flagged": {}}) if one.specimen.kind == "honest" else one for one in TABLE.rows]
+    table = TABLE.model_copy(update={"rows": innocent})
+    assert table.telling_flags == {"reads_clock"}
+    assert (table.share_of_two_layers, table.share_noticed_by_two_layers) == (0.25, 0.5)
+
+
 def test_flags_stand_in_brackets() -> None:
     assert cell(TABLE.rows[0], "static") == "patches_timer, (reads_clock)"
     text = markdown(TABLE)

@@ -94,6 +94,24 @@ class Matrix(BaseModel):
         rows = self.of("exploit")
         return sum(row.layers >= 2 for row in rows) / len(rows) if rows else 0.0
 
+    @property
+    def telling_flags(self) -> set[str]:
+        """Flags that no honest program of the matrix raises: they accuse, though they do not reject. Empty without
+        honest programs."""
+        honest = {rule for row in self.of("honest") for rules in row.flagged.values() for rule in rules}
+        exploits = {rule for row in self.of("exploit") for rules in row.flagged.values() for rule in rules}
+        return exploits - honest if self.of("honest") else set()
+
+    @property
+    def share_noticed_by_two_layers(self) -> float:
+        """Share of exploits that two or more layers reject or raise a telling flag on, 0 to 1."""
+        rows, telling = self.of("exploit"), self.telling_flags
+        noticed = [
+            set(row.found) | {layer for layer, rules in row.flagged.items() if telling.intersection(rules)}
+            for row in rows
+        ]
+        return sum(len(layers) >= 2 for layers in noticed) / len(rows) if rows else 0.0
+
 
 def matrix_settings(tier: Tier, *, exhaustive: bool) -> EvaluationSettings:
     """Every check on, baselines only where the tier measures against them, and short limits for what hangs.
@@ -191,12 +209,14 @@ def _by_layer(findings: Iterable[Finding]) -> dict[Layer, list[str]]:
 
 
 def totals(matrix: Matrix) -> list[str]:
-    """The three figures that matter, and the programs that spoil them, as sentences."""
+    """The figures that matter, and the programs that spoil them, as sentences."""
     exploits, honest = matrix.of("exploit"), matrix.of("honest")
     lines = [
         f"exploits not turned down: {len(matrix.survivors)} of {len(exploits)} (must be 0)",
         f"honest programs not correct: {len(matrix.wronged)} of {len(honest)} (must be 0)",
-        f"exploits caught by two or more independent layers: {matrix.share_of_two_layers:.0%}",
+        f"exploits rejected by two or more independent layers: {matrix.share_of_two_layers:.0%}",
+        "exploits that two or more layers reject or raise a flag on that no honest program raises: "
+        f"{matrix.share_noticed_by_two_layers:.0%}",
     ]
     lines += [f"survivor {row.specimen.id}: {row.status}, {row.message}" for row in matrix.survivors]
     lines += [f"wronged {row.specimen.id}: {row.status}, {row.message}" for row in matrix.wronged]
