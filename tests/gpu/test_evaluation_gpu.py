@@ -19,6 +19,9 @@ from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from stitchcuda.task.model import Task, TaskFacts
 
+PLAIN = EvaluationSettings(static_rules=False)
+"""What runs is looked at here, not what is written."""
+
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 
 SOURCE = """
@@ -113,7 +116,7 @@ HONEST = "return torch.relu(self.linear(x)) * 2 + 1"
 def evaluator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Evaluator]:
     device = detect("cuda")
     task = Task(name="small", origin="test", source=SOURCE, target=device.target)
-    with Evaluator(task, facts(task), device, cache=tmp_path_factory.mktemp("cache")) as opened:
+    with Evaluator(task, facts(task), device, cache=tmp_path_factory.mktemp("cache"), settings=PLAIN) as opened:
         yield opened
 
 
@@ -148,7 +151,7 @@ def test_second_screen_takes_baselines_from_the_cache(evaluator: Evaluator) -> N
 def test_publish_measures_everything_anew(evaluator: Evaluator) -> None:
     evaluator.settings = EvaluationSettings(publish_processes=2, publish_calls=20)
     evaluation = evaluator.evaluate(fused(), "publish")
-    evaluator.settings = EvaluationSettings()
+    evaluator.settings = PLAIN
     show(evaluation)
     assert evaluation.status == "correct", evaluation.message
     assert evaluation.timings["program"].n >= 20
@@ -256,7 +259,7 @@ def test_kernels_for_show_are_found(evaluator: Evaluator) -> None:
     entry = ENTRY.replace("return out", "return torch.relu(y) * 2 + 1")
     evaluator.settings = EvaluationSettings(baselines=False, static_rules=False, exhaustive=True)
     evaluation = evaluator.evaluate(Program(files={"program.py": entry, "kernels.cu": KERNEL}, manifest=MANIFEST))
-    evaluator.settings = EvaluationSettings()
+    evaluator.settings = PLAIN
     show(evaluation)
     assert evaluation.status == "dishonest"
     assert "decoy" in [finding.rule for finding in evaluation.findings]
@@ -272,7 +275,7 @@ def test_clocks_are_recorded(evaluator: Evaluator) -> None:
 def test_compute_sanitizer_says_what_came_of_it(evaluator: Evaluator) -> None:
     evaluator.settings = EvaluationSettings(publish_processes=1, publish_calls=8, baselines=False)
     evaluation = evaluator.evaluate(fused(), "publish")
-    evaluator.settings = EvaluationSettings()
+    evaluator.settings = PLAIN
     show(evaluation)
     assert evaluation.status == "correct", evaluation.message
     print(evaluation.provenance["sanitizer"], evaluation.seconds.get("sanitizer"))
