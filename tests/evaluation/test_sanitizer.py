@@ -59,3 +59,15 @@ def test_a_write_behind_the_output_is_found(evaluator: Evaluator) -> None:
 )
 def test_the_first_complaint_is_a_line(log: str, said: str) -> None:
     assert verdict(log) == said
+
+
+def test_reports_about_the_kernels_of_others_are_not_the_programs() -> None:
+    theirs = (
+        "========= Uninitialized __global__ memory read of size 4 bytes\n=========     at void cudnn_kernel<int>()\n"
+    )
+    mine = "========= Invalid __global__ write of size 8 bytes\n=========     at scaled(float *)+0x70\n"
+    between = "=========     Host Frame: somewhere\n" * 20
+    own = frozenset({"scaled"})
+    assert verdict(theirs, own) == ""
+    assert verdict(theirs + between + mine, own) == "Invalid __global__ write of size 8 bytes"
+    assert verdict(theirs).startswith("Uninitialized")

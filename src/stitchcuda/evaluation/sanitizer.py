@@ -7,6 +7,7 @@ A finding ends the trial; a sanitizer that is not to be had, or does not come up
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation.build import build
 from stitchcuda.evaluation.build_tools import find_cxx, find_nvcc
 from stitchcuda.evaluation.runner_client import Failure, Subject
+from stitchcuda.evaluation.telemetry import own_names
 
 if TYPE_CHECKING:
     from stitchcuda.evaluation.trial import Trial
@@ -48,10 +50,18 @@ def sanitize(trial: Trial) -> str:
     return _on_cuda(trial)
 
 
-def verdict(log: str) -> str:
-    """The first thing that a sanitizer's report complains about, in a line; empty where there is nothing."""
-    seen = _SEEN.search(log)
-    if seen is None:
+NEAR = 400
+"""Characters of a compute-sanitizer report in which the kernel that it is about is named."""
+
+
+def verdict(log: str, own: frozenset[str] = frozenset()) -> str:
+    """The first thing that a sanitizer's report complains about, in a line; empty where there is nothing. With ``own``,
+    reports about kernels of other names (the framework's, the vendor's) are not the Program's."""
+    for seen in _SEEN.finditer(log):
+        if seen["cuda"] and own and not own & set(re.findall(r"\w+", log[seen.start() : seen.start() + NEAR])):
+            continue
+        break
+    else:
         return ""
     said = seen["asan"] or seen["ubsan"] or seen["cuda"]
     kind = re.sub(r"\s+(on|at pc|at) .*", "", said) if seen["asan"] else said
@@ -86,19 +96,40 @@ def _on_cuda(trial: Trial) -> str:
         return "compute-sanitizer is not on this machine"
     if trial.built is None or trial.built.folder is None:
         return "no build"
+    own = own_names(trial.program, trial.built.kernels)
+    if not own:
+        return "no native kernels"
     said = []
     until = time.monotonic() + trial.settings.sanitizer_seconds
     for name in TOOLS:
         if time.monotonic() > until:
             said.append(f"{name} not reached in time")
             continue
-        prefix = (str(tool), "--tool", name, "--target-processes", "all", "--error-exitcode", "86")
+        prefix = (str(tool), "--tool", name, "--target-processes", "all", "--error-exitcode", "86", *only(tool, own))
         subject = replace(trial.evaluator.subject(), prefix=prefix)
-        said.append(f"{name} {_run(trial, subject, trial.built.folder, name, until - time.monotonic())}")
+        said.append(f"{name} {_run(trial, subject, trial.built.folder, name, until - time.monotonic(), own)}")
     return "; ".join(said)
 
 
-def _run(trial: Trial, subject: Subject, folder: Path, name: str, seconds: float) -> str:
+def only(tool: Path, own: frozenset[str]) -> list[str]:
+    """Options that leave the kernels of others alone, which are many and slow to watch; in the words that this version
+    of the tool knows."""
+    option = next((name for name in ("--kernel-name", "--filter") if name in _options(tool)), None)
+    return [word for kernel in sorted(own) for word in (option, f"kns={kernel}")] if option is not None else []
+
+
+@functools.cache
+def _options(tool: Path) -> frozenset[str]:
+    try:
+        done = subprocess.run([tool, "--help"], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return frozenset()
+    return frozenset(re.findall(r"--[a-z][-a-z]*", done.stdout + done.stderr))
+
+
+def _run(
+    trial: Trial, subject: Subject, folder: Path, name: str, seconds: float, own: frozenset[str] = frozenset()
+) -> str:
     """One session under a sanitizer, one call of each case; no step of it takes longer than ``seconds``."""
     evaluator = trial.evaluator
     session = evaluator.session(subject)
@@ -121,7 +152,7 @@ def _run(trial: Trial, subject: Subject, folder: Path, name: str, seconds: float
         return f"did not come up: {str(error)[:200]}"
     finally:
         evaluator.close_all([session])
-    found = verdict(log)
+    found = verdict(log, own)
     if found:
         message = f"{name} finds {found}"
         trial.refuse(Failure("crashed", message, log[-4000:], rule="sanitizer", layer="memory"))
