@@ -31,6 +31,9 @@ class Specimen(BaseModel):
         description="the order in which a naive harness that it fools runs reference and candidate; "
         "no: it fools none of that kind, and the note says why it belongs here",
     )
+    tier: Literal["screen", "publish"] = Field(
+        default="screen", description="the cheapest tier that turns it down; publish: only the sanitizers see it"
+    )
     note: str = Field(default="", description="what a reader should know")
 
     def runs_on(self, target: Literal["cpu", "cuda"]) -> bool:
