@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,8 @@ from stitchcuda.profiling.capture import Subject, record
 from stitchcuda.profiling.chrome_trace import chrome_trace
 from stitchcuda.profiling.confinement import WORK, run_confined
 from stitchcuda.profiling.measure import measure
-from stitchcuda.profiling.nsys import SETTING
+from stitchcuda.profiling.nsys import SETTING, explain, export_command, find_nsys, profile_command
+from stitchcuda.profiling.nsys_db import read
 from stitchcuda.profiling.recording import CALL, Recording
 from stitchcuda.task.model import Target, Task, TaskFacts, TensorFacts
 
@@ -131,3 +133,31 @@ def test_without_nsys_the_fall_back_is_named(monkeypatch: pytest.MonkeyPatch) ->
         record(subject(kind="cuda"), "nsys")
     with pytest.raises(ProfilerError, match="cpu target"):
         record(subject(), "nsys")
+
+
+def test_the_real_nsight_systems_records_in_the_confinement(tmp_path: Path) -> None:
+    """Without a GPU there is nothing to see, but everything has to work: sockets, semaphores, the importer."""
+    try:
+        tool = find_nsys()
+    except ToolMissing as error:
+        pytest.skip(str(error))
+    script = b"import time; time.sleep(0.2)"
+    commands = [
+        profile_command(tool, [sys.executable, f"{WORK}/t.py"], f"{WORK}/rep", traces="nvtx", ranged=False),
+        export_command(tool, f"{WORK}/rep", f"{WORK}/rep.sqlite"),
+    ]
+    done = run_confined(
+        commands,
+        {"t.py": script},
+        ["rep.nsys-rep", "rep.sqlite"],
+        level="full",
+        timeout_s=60,
+        environment=tool.environment,
+        readable=tool.readable,
+    )
+    if "importer" in done.printed.lower():
+        pytest.skip(explain(done.printed))
+    assert done.ok, done.printed
+    path = tmp_path / "rep.sqlite"
+    path.write_bytes(done.files["rep.sqlite"])
+    assert "no kernel" in read(path).remarks[0]

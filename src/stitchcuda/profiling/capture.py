@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.evaluation import sandbox, state
@@ -96,7 +96,9 @@ class Taken:
 class _Works:
     """The strictest confinement in which a subject of a kind has run on this machine, found out by trying."""
 
-    levels: dict[tuple[str, str], str] = {}  # noqa: RUF012
+    levels: ClassVar[dict[tuple[str, str], str]] = {}
+    broken: ClassVar[dict[Path, str]] = {}
+    """Why a copy of Nsight Systems records nothing here, whatever the confinement; it is not tried again."""
 
 
 def record(subject: Subject, source: Source = "auto", *, timeout_s: float = TIMEOUT_S) -> Taken:
@@ -134,11 +136,13 @@ def _levels(kind: str, mode: str) -> tuple[str, ...]:
 
 
 def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
+    if tool.path in _Works.broken:
+        raise ProfilerError(_Works.broken[tool.path])
     missing = nsys.missing_library(tool)
     if missing:
         raise ToolMissing(nsys.explain(f"{missing}: cannot open shared object file"))
     outputs = ["result.json", f"{REPORT}.nsys-rep", f"{REPORT}.sqlite"]
-    done = Confined({})
+    done, silent = Confined({}), ""
     for level in _levels("cuda", "nsys"):
         for ranged in (True, False):
             commands = [
@@ -157,17 +161,21 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
             database = done.files.get(f"{REPORT}.sqlite")
             if database is not None and "result.json" in done.files:
                 recording = _database(database)
-                if recording.ops or not ranged:
+                if recording.ops:
                     _Works.levels["cuda", "nsys"] = level
                     taken = _taken(done, recording, tool.version)
                     if not ranged:
                         taken.remarks.append("nsys traced the whole process: the wall time includes what that costs")
                     return taken
+                silent = f"nsys recorded no kernel: {'; '.join(recording.remarks)}"
             elif "result.json" not in done.files:
                 break  # the subject itself did not run here: tracing more of it will not help
         if _own_fault(done):
             break
-    raise ProfilerError(_failure(done, nsys.explain(done.printed)))
+    told = _failure(done, silent or nsys.explain(done.printed))
+    if not _own_fault(done):
+        _Works.broken[tool.path] = told
+    raise ProfilerError(told)
 
 
 def _by_kineto(subject: Subject, timeout_s: float) -> Taken:

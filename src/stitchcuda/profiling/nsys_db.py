@@ -26,6 +26,8 @@ PAGEABLE = 0
 """CUPTI's number for pageable host memory."""
 PUSH_POP = (59, 60, 70, 71)
 """NVTX event types that are ranges with a start and an end."""
+MOST_MESSAGES = 3
+"""Warnings and errors of the tool that are passed on."""
 OPERATOR = re.compile(r"(\w+::[\w.:]+)(?:, (?:seq|op_id) = .*)?$")
 """torch's ranges of operators: 'aten::mm, seq = 12, op_id = 34'."""
 PROCESS_MASK = 0xFFFFFF
@@ -238,8 +240,7 @@ def _remarks(export: _Export, found: Recording) -> list[str]:
     for name, rows in (("kernels and copies", len(found.ops)), ("API calls", len(found.api))):
         if rows >= MOST_ROWS:
             remarks.append(f"only the first {MOST_ROWS} {name} were read")
-    for row in export.rows("DIAGNOSTIC_EVENT", ("severity", "text")):
-        text = str(row["text"])
-        if _number(row["severity"]) == 3 and ("not all" in text.lower() or "lost" in text.lower() or "drop" in text):
-            remarks.append(f"nsys says: {text[:200]}")
-    return remarks
+    told = [
+        str(r["text"]) for r in export.rows("DIAGNOSTIC_EVENT", ("severity", "text")) if _number(r["severity"]) >= 2
+    ]
+    return [*remarks, *(f"nsys says: {text[:200]}" for text in told[:MOST_MESSAGES])]
