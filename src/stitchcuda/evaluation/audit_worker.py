@@ -1,8 +1,8 @@
 """The trusted process that audits Tasks, one after the other: ``python -m stitchcuda.evaluation.audit_worker FD``.
 
 Reads one JSON request a line from stdin (``task``, ``seconds``, ``exact``, ``tolerance``) and writes one JSON answer a
-line to the file descriptor FD; what the Tasks' sources print goes elsewhere. Started by ``task.audit`` under its limits;
-it ends itself after a CUDA error, which leaves the context unusable. No Program ever runs here.
+line to the file descriptor FD; what the Tasks' sources print goes elsewhere. Started by ``task.audit`` under its
+limits; it ends itself after a CUDA error, which leaves the context unusable. No Program ever runs here.
 """
 
 from __future__ import annotations
