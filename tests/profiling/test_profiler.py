@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from stitchcuda.evaluation.telemetry import Trace, TraceRow, parse_trace
 from stitchcuda.hardware.model import Ceilings, Device
-from stitchcuda.profiling.profiler import SHOWN, least_bytes, profile
+from stitchcuda.profiling.capture import Taken
+from stitchcuda.profiling.profiler import SHOWN, from_recording, least_bytes, profile
+from stitchcuda.profiling.recording import CALL, ApiCall, DeviceOp, Range, Recording
 from stitchcuda.task.model import Target, TaskFacts, TensorFacts
 
 CEILINGS = Ceilings(copy_bytes_per_second=4e12, flops_per_second={"fp32": 50e12}, measured_on="2026-11-29")
@@ -143,3 +145,23 @@ def test_a_runners_own_report_goes_through() -> None:
     found = profile(told, subject="reference", device=CPU)
     assert found.bottleneck == "memory_bound"
     assert "fuse the 3" in found.suggestion
+
+
+def test_a_recording_of_a_call_that_waits_says_what_waiting_costs() -> None:
+    us = 1000
+    api, ops = [], []
+    for n in range(50):
+        at = n * 100 * us
+        api.append(ApiCall(at, at + 5 * us, "cudaLaunchKernel", 1, n))
+        api.append(ApiCall(at + 6 * us, at + 99 * us, "cudaStreamSynchronize", 1, 1000 + n))
+        ops.append(DeviceOp(at + 50 * us, at + 60 * us, "tiny", "kernel", 7, n))
+    recording = Recording("nsys", "2025.3", ops=ops, api=api, ranges=[Range(0, 5000 * us, CALL, 1)]).sort()
+    found = from_recording(Taken(recording, 4.8e-3, 4.7e-3), subject="program", device=GPU, own=frozenset({"tiny"}))
+    assert (found.bottleneck, found.cause) == ("sync_bound", "host_sync")
+    assert (found.kernels[0].origin, found.kernels[0].calls) == ("own", 50)
+    line = found.timeline
+    assert line.wall_seconds == 4.8e-3
+    assert line.busy_seconds == pytest.approx(0.5e-3)
+    assert sum(line.idle_seconds.values()) == pytest.approx(line.gap_seconds, rel=0.02)
+    assert "predicted" in found.suggestion
+    assert "saves" in found.suggestion

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from stitchcuda.profiling.model import KernelTime, Profile, Timeline
+from stitchcuda.profiling.model import KernelTime, OperatorTime, PathPart, Profile, Timeline
 from stitchcuda.profiling.table import short_name, show
 
 
@@ -59,3 +59,27 @@ def test_what_is_cut_off_is_counted() -> None:
 )
 def test_kernel_names_lose_their_templates(name: str, short: str) -> None:
     assert short_name(name) == short
+
+
+def test_what_only_a_timeline_with_causes_tells_is_shown() -> None:
+    plain = example(["gemm"])
+    rich = plain.model_copy(
+        update={
+            "timeline": plain.timeline.model_copy(
+                update={
+                    "idle_seconds": {"launch": 4e-4, "synchronise": 1e-4},
+                    "graph_launches": 2,
+                    "peak_bytes": 1 << 30,
+                }
+            ),
+            "critical_path": [PathPart(where="host", what="launch latency", seconds=3e-4, share=0.15, count=9)],
+            "operators": [OperatorTime(name="aten::linear", seconds=1e-3, share=0.5, kernels=2)],
+            "remarks": ["without counters: no ncu"],
+        }
+    )
+    out = io.StringIO()
+    show(rich, console=Console(file=out, width=100))
+    text = out.getvalue()
+    for part in ("launching kernels 0.4 ms", "2 CUDA graphs", "peak 1,024 MiB", "launch latency", "aten::linear"):
+        assert part in text
+    assert "note: without counters: no ncu" in text

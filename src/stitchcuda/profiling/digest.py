@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from stitchcuda.profiling.compare import Comparison, noticed
-from stitchcuda.profiling.model import Idle, Profile
+from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.rules import milliseconds
-from stitchcuda.profiling.table import short_name
+from stitchcuda.profiling.table import IDLE_TOLD, short_name
 
 KERNELS, PARTS, OPERATORS, DIAGNOSES = 6, 4, 4, 3
-IDLE_TOLD: dict[Idle, str] = {
-    "launch": "launching kernels",
-    "synchronise": "waiting for the device",
-    "copy": "copying",
-    "allocation": "allocating device memory",
-    "host": "other host work",
-}
 LONGEST_NAME = 60
 
 

@@ -15,7 +15,7 @@ from stitchcuda.profiling import host_timeline, timeline
 from stitchcuda.profiling.diagnosis import rank, suggestions
 from stitchcuda.profiling.model import Cause, Idle, KernelCounters, KernelTime, Profile, Timeline
 from stitchcuda.profiling.remedies import FIRST, suggestion
-from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause, judge
+from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause, judge, milliseconds
 from stitchcuda.task.model import Precision, TaskFacts, TensorFacts
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 SHOWN = 20
 """Kernels kept in a Profile, longest first."""
+SHORTEST = 1e-6
+"""Seconds; no call that does anything on a device is shorter."""
 SENSIBLE = 1e9
 """No count or number of seconds per call is as large."""
 ITEM_BYTES = {
@@ -144,7 +146,7 @@ def from_recording(
     told = suggestion(line, kernels, device, work)
     best = suggestions(line, kernels, diagnoses, device=device, work=work, limit=1)
     if cause != "none":
-        told = f"{FIRST[cause][1]} ({told})"
+        told = _of_the_call(cause, line)
     elif best and best[0].kernel:
         told = f"{best[0].change} ({best[0].gain:.2f}x of the whole call at most)"
     return Profile(
@@ -163,6 +165,22 @@ def from_recording(
         critical_path=found.path,
         remarks=[*found.remarks, *taken.remarks],
     )
+
+
+def _of_the_call(cause: Cause, line: Timeline) -> str:
+    """The first suggestion for a call whose host or copies bind it, with what it saves at most."""
+    idle = line.idle_seconds
+    saved = {
+        "host_sync": idle.get("synchronise", 0.0) + idle.get("launch", 0.0),
+        "pageable_copies": line.copy_seconds + idle.get("copy", 0.0),
+        "host_copies": line.copy_seconds + idle.get("copy", 0.0),
+        "allocation": idle.get("allocation", 0.0) + idle.get("synchronise", 0.0),
+        "host_work": idle.get("host", 0.0),
+    }.get(cause, 0.0)
+    saved = min(saved or line.gap_seconds, line.wall_seconds - line.busy_seconds + line.copy_seconds)
+    left = max(line.wall_seconds - saved, SHORTEST)
+    gain = f"predicted {line.wall_seconds / left:.2f}x at most"
+    return f"{FIRST[cause][1]} ({gain}: saves {milliseconds(saved)} of {milliseconds(line.wall_seconds)})"
 
 
 def _origin(kernel: timeline.KernelSum, own: frozenset[str], target: str) -> Origin:

@@ -6,11 +6,20 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stitchcuda.profiling.model import KernelTime, Profile
+from stitchcuda.profiling.model import Idle, KernelTime, Profile
 from stitchcuda.profiling.rules import milliseconds
 
 BAR = 24
 """Characters of a full bar."""
+PARTS = 6
+"""Parts of the critical path and operators shown."""
+IDLE_TOLD: dict[Idle, str] = {
+    "launch": "launching kernels",
+    "synchronise": "waiting for the device",
+    "copy": "copying",
+    "allocation": "allocating device memory",
+    "host": "doing other work",
+}
 
 
 def show(profile: Profile, *, title: str = "", top: int = 12, console: Console | None = None) -> None:
@@ -28,7 +37,19 @@ def show(profile: Profile, *, title: str = "", top: int = 12, console: Console |
         share = min(seconds / line.wall_seconds, 1.0) if line.wall_seconds > 0 else 0.0
         table.add_row(name, milliseconds(seconds), f"{share:.0%}", "█" * round(share * BAR))
     console.print(table)
-    console.print(f"{line.launches} kernels or operators a call")
+    counts = [
+        f"{line.launches} kernels or operators a call",
+        f"{line.graph_launches} CUDA graphs" if line.graph_launches else "",
+        f"{line.synchronisations} waits for the device" if line.synchronisations else "",
+        f"{line.allocations} allocations or frees" if line.allocations else "",
+        f"{line.streams} streams" if line.streams > 1 else "",
+        f"peak {line.peak_bytes / 2**20:,.0f} MiB" if line.peak_bytes else "",
+    ]
+    console.print(", ".join(filter(None, counts)))
+    if line.idle_seconds:
+        causes = sorted(line.idle_seconds.items(), key=lambda item: -item[1])
+        told = ", ".join(f"{IDLE_TOLD[kind]} {milliseconds(seconds)}" for kind, seconds in causes if seconds > 0)
+        console.print(f"while the device idles the host is {told}", highlight=False)
     console.print()
     console.print(_kernels(profile.kernels[:top]))
     left = len(profile.kernels) - top
@@ -38,6 +59,36 @@ def show(profile: Profile, *, title: str = "", top: int = 12, console: Console |
     console.print(f"[bold]{profile.bottleneck}[/]: {escape(profile.evidence)}", highlight=False)
     if profile.suggestion:
         console.print(f"[bold]next[/]: {escape(profile.suggestion)}", highlight=False)
+    _more(profile, console)
+
+
+def _more(profile: Profile, console: Console) -> None:
+    """What only some sources tell: critical path, operators, counters, and what could not be had."""
+    if profile.critical_path:
+        console.print()
+        console.print(_parts("critical path", [(p.what, p.seconds, p.share) for p in profile.critical_path[:PARTS]]))
+    if profile.operators:
+        console.print()
+        console.print(
+            _parts("device time by operator", [(o.name, o.seconds, o.share) for o in profile.operators[:PARTS]])
+        )
+    for found in profile.diagnoses:
+        console.print()
+        gains = f"{found.kernel_gain:.2f}x of it, {found.program_gain:.2f}x of the call at most"
+        console.print(f"[bold]{escape(short_name(found.kernel))}[/]: {found.cause}, {gains}", highlight=False)
+        console.print(f"  {escape(found.evidence)}; {escape(found.suggestion)}", highlight=False)
+    for remark in profile.remarks:
+        console.print(f"[dim]note: {escape(remark)}[/]", highlight=False)
+
+
+def _parts(title: str, rows: list[tuple[str, float, float]]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column(title, overflow="ellipsis", no_wrap=True, ratio=1)
+    for name in ("time", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, seconds, share in rows:
+        table.add_row(escape(short_name(name)), milliseconds(seconds), f"{share:.1%}")
+    return table
 
 
 def _kernels(kernels: list[KernelTime]) -> Table:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from html import escape
 
 from stitchcuda.hardware.model import Device
-from stitchcuda.profiling.digest import IDLE_TOLD
 from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.recording import Recording
 from stitchcuda.profiling.rules import Work, milliseconds
-from stitchcuda.profiling.table import short_name
+from stitchcuda.profiling.table import IDLE_TOLD, short_name
 from stitchcuda.report.roofline_svg import roofline_svg
 from stitchcuda.report.timeline_svg import legend, timeline_svg
 from stitchcuda.task.model import Precision
