@@ -79,7 +79,7 @@ import threading, time
 y = torch.relu(x) * self.scale
 threading.Thread(target=lambda: (time.sleep(0.003), y.add_(1))).start()
 return y"""
-    settings = QUICK.model_copy(update={"late_seconds": 0.02, "exhaustive": True, "held_outputs": 0})
+    settings = QUICK.model_copy(update={"late_seconds": 0.02, "late_share": 1.0, "exhaustive": True, "held_outputs": 0})
     evaluation = judge(TASK, forward(body), settings=settings)
     assert evaluation.status in ("wrong_output", "dishonest")
     assert "late_write" in [finding.rule for finding in evaluation.findings]

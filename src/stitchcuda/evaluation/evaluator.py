@@ -351,7 +351,7 @@ class Evaluator:
         settings = self.settings
         if session.subject.trusted or not settings.defences:
             return False
-        return not timed or random.random() < settings.late_share
+        return random.random() < settings.late_share * (1 if timed else 2)
 
     def warm_up(
         self,

@@ -12,9 +12,9 @@ from stitchcuda.evaluation.runner_client import Failure
 if TYPE_CHECKING:
     from stitchcuda.evaluation.trial import Trial
 
-SUSPECT = {"cpu": 1.0, "cuda": 0.1}
-"""Programs whose kernels take less than this share of the time are knocked out in every tier; on cpu, where another
-process starts in no time, all of them."""
+SUSPECT = {"cpu": 0.5, "cuda": 0.1}
+"""Programs whose kernels take less than this share of the time are knocked out in every tier; a kernel for show that
+takes more costs its Program more than it could gain."""
 
 
 def wanted(trial: Trial) -> bool:

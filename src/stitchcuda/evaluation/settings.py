@@ -110,10 +110,13 @@ class EvaluationSettings(BaseModel):
         "what they cost",
     )
     control_calls: int = Field(
-        default=5, ge=1, description="exchanges without a Program, before it is loaded, that its clock is gated by"
+        default=3, ge=1, description="exchanges without a Program, before it is loaded, that its clock is gated by"
     )
     late_share: float = Field(
-        default=0.25, ge=0, le=1, description="share of the timed calls whose outputs are read a second time"
+        default=0.25,
+        ge=0,
+        le=1,
+        description="share of the timed calls whose outputs are read a second time; of others twice that",
     )
     late_seconds: float = Field(default=0.005, ge=0, description="wait before that, seconds")
     reused_share: float = Field(

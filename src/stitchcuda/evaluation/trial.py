@@ -396,10 +396,10 @@ class Trial:
         median = evaluator.summary(session).median
         if not self.settings.defences or median > PAUSED_UP_TO_S:
             return
-        pause = max(LEAST_PAUSE_S, 2 * median)
+        pause = max(LEAST_PAUSE_S, median)
         for attempt in range(CLOCK_ATTEMPTS):
             plain, paused = self._paused_calls(session, pause, attempt)
-            finding = pause_finding(plain, paused)
+            finding = pause_finding(plain or [sample for _, sample in session.samples], paused)
             if finding is None:
                 break
         if finding is not None:
@@ -412,11 +412,14 @@ class Trial:
             self.refuse(Failure("dishonest", message, rule="child_process", layer="confinement"))
 
     def _paused_calls(self, session: Session, pause: float, attempt: int) -> tuple[list[Sample], list[Sample]]:
+        """Calls at once, none the first time, since enough were timed; and calls after a pause."""
+        lengths = (pause,) if attempt == 0 else (0.0, pause)
         case = self.evaluator.plan["cases"][0]
         plain: list[Sample] = []
         paused: list[Sample] = []
         for index in range(PAUSED_CALLS):
-            for length, samples in ((0.0, plain), (pause, paused)):
+            for length in lengths:
+                samples = paused if length else plain
                 label = f"pause{attempt}-{index}-{length}-{session.number}"
                 for _, sample, verdict in self.evaluator.play([session], label, case, timed=True, pause=length):
                     samples.append(sample)
