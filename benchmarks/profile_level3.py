@@ -127,7 +127,13 @@ def agreement(nsys: dict[str, Any], kineto: dict[str, Any]) -> dict[str, Any]:
     larger = max(nsys["device_seconds"], kineto["device_seconds"])
     difference = abs(nsys["device_seconds"] - kineto["device_seconds"]) / larger if larger > 0 else 1.0
     below = all(0 < one["busy_seconds"] <= one["traced_event_seconds"] for one in (nsys, kineto))
-    return {"difference": difference, "agree": difference <= AGREE, "below_event_span": below}
+    unprofiled = all(0 < one["busy_seconds"] <= one["event_seconds"] for one in (nsys, kineto))
+    return {
+        "difference": difference,
+        "agree": difference <= AGREE,
+        "below_event_span": below,
+        "below_event_span_of_calls_without_profiler": unprofiled,
+    }
 
 
 def page(document: dict[str, Any]) -> str:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -273,7 +274,7 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
     Raises ToolMissing without the tool, ProfilerError when it counted nothing.
     """
     tool = ncu.find_ncu()
-    metrics = ncu.known(tool, WANTED)
+    metrics = _known_metrics(tool)
     report = Path(f"{WORK}/{REPORT}") if keep_report else None
     words = ncu.command(
         tool,
@@ -303,6 +304,12 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
     left_out = [name for name in WANTED if name not in metrics]
     remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
     return Counted(ncu.longest(found, len(kernels)), remarks, done.files.get(f"{REPORT}.ncu-rep"))
+
+
+@lru_cache(maxsize=4)
+def _known_metrics(tool: Path) -> list[str]:
+    """Asking takes seconds."""
+    return ncu.known(tool, WANTED)
 
 
 def _home(tool: Path) -> str:
