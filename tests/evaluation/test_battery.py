@@ -68,6 +68,10 @@ def test_trivial_answers_that_pass_are_named(source: str, ours: dict[str, bool],
     assert {name: name in result.whole for name in whole} == whole
 
 
+def test_a_number_is_not_taken_for_a_constant_of_itself() -> None:
+    assert "constant" not in found(model("x.mean()")).ours
+
+
 def test_kernelbench_tolerances_let_more_pass() -> None:
     result = found(model("torch.softmax(x, -1) * 1e-3"))
     assert result.ours == []

@@ -128,7 +128,7 @@ def answers(at: Situation, others: list[Any], perturbed: dict[str, torch.Tensor]
             return called(values)
 
     yield "zeros", lambda: [torch.zeros_like(t) for t in at.eager]
-    yield "constant", lambda: [_constant(t) for t in at.eager]
+    yield "constant", lambda: [_constant(t) for t in called(others)]
     given = leaves(inputs)
     if all(any(_like(t, out) for t in given) for out in at.eager):
         yield "identity", lambda: [next(t for t in given if _like(t, out)) for out in at.eager]
