@@ -46,6 +46,7 @@ def run_checks() -> list[Check]:
         _tool("compute-sanitizer", "compute-sanitizer", "memory checks in the publish tier", gpu.state == "ok"),
         _counters(),
         _namespaces(),
+        _confinement(),
         _language_models(),
         _cache(),
     ]
@@ -160,6 +161,38 @@ def _namespaces() -> Check:
     said = (done.stderr.strip().splitlines() or ["refused"])[-1]
     fix = "allow user namespaces (kernel.unprivileged_userns_clone=1); until then programs run less confined"
     return Check("namespaces", "optional", said, fix)
+
+
+REMEDIES = {
+    "own user id": "run as root, or under a user manager, so that programs get a user id of their own",
+    "user namespace": "allow user namespaces (kernel.unprivileged_userns_clone=1)",
+    "network namespace": "allow user namespaces, or run as root with CAP_SYS_ADMIN",
+    "mount namespace": "allow user namespaces, or run as root with CAP_SYS_ADMIN",
+    "IPC namespace": "allow user namespaces, or run as root with CAP_SYS_ADMIN",
+    "PID namespace": "allow user namespaces, or run as root with CAP_SYS_ADMIN",
+    "read-only file system": "Linux 5.12 or newer is needed for recursive read-only mounts",
+    "system call filter": "a kernel with CONFIG_SECCOMP_FILTER on x86-64 or aarch64 is needed",
+}
+"""What to do about each measure of the confinement that a machine refuses."""
+
+
+def _confinement() -> Check:
+    """What of a runner's confinement this machine allows, by starting one."""
+    from stitchcuda.evaluation import sandbox
+
+    try:
+        missing = sandbox.probe()
+    except (OSError, subprocess.SubprocessError) as error:
+        missing = [f"confinement ({error})"]
+    if not missing:
+        return Check("confinement", "ok", "full: programs are kept from network, files, processes and system calls")
+    fixes = dict.fromkeys(fix for name in missing for key, fix in REMEDIES.items() if name.startswith(key))
+    return Check(
+        "confinement",
+        "optional",
+        f"without {', '.join(missing)}",
+        "; ".join(fixes) or "see docs/integrity.md; until then programs run less confined",
+    )
 
 
 def _language_models() -> Check:
