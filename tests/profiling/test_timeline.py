@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stitchcuda.profiling.recording import CALL, OPERATORS, ApiCall, DeviceOp, Range, Recording
 from stitchcuda.profiling.timeline import analyse
@@ -128,3 +130,31 @@ def test_nothing_recorded_is_zero_and_said(ranges: list[Range]) -> None:
     assert found.timeline.busy_seconds == 0
     assert not found.kernels
     assert not found.path
+
+
+spans = st.tuples(st.integers(0, 60), st.integers(0, 25))
+NAMES = ["cudaLaunchKernel", "cudaStreamSynchronize", "cudaMemcpyAsync", "cudaMalloc", "cudaGetDevice"]
+
+
+@settings(deadline=None)
+@given(
+    ops=st.lists(st.tuples(spans, st.integers(-1, 8), st.integers(0, 2)), max_size=14),
+    api=st.lists(st.tuples(spans, st.sampled_from(NAMES), st.integers(-1, 8), st.integers(0, 1)), max_size=14),
+    end=st.integers(1, 90),
+)
+def test_any_recording_is_accounted_for_once(
+    ops: list[tuple[tuple[int, int], int, int]], api: list[tuple[tuple[int, int], str, int, int]], end: int
+) -> None:
+    """Overlapping, zero-length, unlaunched and doubly launched things end the walk and add up to the call."""
+    recording = Recording(
+        "nsys",
+        ops=[DeviceOp(a, a + n, "k", "kernel", stream, number) for (a, n), number, stream in ops],
+        api=[ApiCall(a, a + n, name, thread, number) for (a, n), name, number, thread in api],
+        ranges=[Range(0, end, CALL, 0)],
+    ).sort()
+    found = analyse(recording)
+    line = found.timeline
+    assert line.busy_seconds + line.gap_seconds == pytest.approx(end * 1e-9)
+    assert sum(line.idle_seconds.values()) <= line.gap_seconds + 1e-12
+    path = sum(part.seconds for part in found.path)
+    assert path == pytest.approx(end * 1e-9) or not found.path

@@ -303,7 +303,7 @@ class _Path:
                     yield "device", "between queued kernels", time - before.end
                 op, time = before, min(before.end, time)
             launched = self.launch.get(op.correlation)
-            if launched is None:
+            if launched is None or self.api[launched].start >= time:
                 place = bisect_left(self.starts, time) - 1
                 continue
             end = min(self.api[launched].end, time)
