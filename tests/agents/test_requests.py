@@ -146,6 +146,16 @@ def test_a_run_killed_between_two_requests_goes_on_with_the_second() -> None:
     assert again == first
 
 
+def test_asking_again_for_an_unusable_reply_is_said_and_a_replayed_one_is_not() -> None:
+    log = MemoryLog()
+    said: list[str] = []
+    with ScriptedEndpoint([tool({"summary": 3}), tool(PLAN)]) as endpoint:
+        scripted(endpoint, log, notify=said.append).planner.plan(plan_request())
+        scripted(endpoint, log, notify=said.append).planner.plan(plan_request())
+        assert endpoint.count == 2
+    assert said == [f"{MODEL}: the planner's reply could not be used; asking again (2 of 3)"]
+
+
 def test_another_question_in_the_same_place_is_another_request() -> None:
     log = MemoryLog()
     with ScriptedEndpoint([tool(PLAN), tool(PLAN)]) as endpoint:

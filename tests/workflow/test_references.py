@@ -153,11 +153,13 @@ def test_a_run_cut_after_a_look_up_or_a_reply_asks_and_pays_nothing_twice_even_w
         folder = new_folder(tmp_path, SETTINGS)
         (folder.path / NAME).write_bytes(journal[:cut])
         records = read_records(folder.path / NAME)[0]
-        before, changed.asked = endpoint.count, 0
-        result = go(folder, endpoint, changed)
+        before, changed.asked, ear = endpoint.count, 0, Ear()
+        result = go(folder, endpoint, changed, ear=ear)
         assert ending(result) == ending(undisturbed)
         assert changed.asked + sum(r.kind == "references" for r in records) == 5
         assert endpoint.count - before + sum(r.kind == "reply" for r in records) == asked
+        live = [e.node for e in ear.events if isinstance(e, events.StateEntered) and not e.replayed]
+        assert live[0] == records[-1].node  # what the run goes on with is said, not only what comes after it
 
 
 def test_what_was_paid_in_a_node_that_was_cut_is_counted_once(tmp_path: Path, endpoint: ScriptedEndpoint) -> None:

@@ -87,9 +87,9 @@ class Conversation:
                     if model.truncated:
                         problem.words = (
                             f"The reply was cut off at its length limit before it was complete ({error}) "
-                            "Answer again from the start and be brief: the code, hardly any prose."
+                            "Be brief: the code, hardly any prose."
                         )
-                    raise ModelRetry(problem.words) from None
+                    raise ModelRetry(f"{problem.words}{'' if problem.words.endswith('.') else '.'} {_AGAIN}") from None
 
             agent: Agent[None, Answer] = Agent(
                 model,
@@ -141,6 +141,9 @@ class Conversation:
 
 _MANY = 100
 """More re-asks than ever happen: ``JournaledModel`` ends the conversation."""
+
+
+_AGAIN = "Answer again from the start with the whole reply: nothing of the last one is kept."
 
 
 class _Problem:

@@ -107,6 +107,11 @@ class JournaledModel(WrapperModel):
         if record is None:
             self.meter.check(_prompt_characters(messages, model_request_parameters))
             self.live += 1
+            if self.ordinal:
+                self.notify(
+                    f"{self.model}: the {self.role}'s reply could not be used; asking again "
+                    f"({used + 1} of {self.most_requests})"
+                )
             answered = await self._ask(messages, asked, model_request_parameters)
             record, priced = self._record(key, answered)
             self.log.append(record)

@@ -119,7 +119,7 @@ class Machine:
         while self.state is not State.DONE or self._extended():
             self.journal.node = f"{self.state}#{self._visits[self.state]}"
             self._visits[self.state] += 1
-            self.sink.emit(events.StateEntered(self.state, self.journal.node, self._detail(), self.journal.replaying))
+            self._say_state()
             following = handlers[self.state]()
             if following not in TRANSITIONS[self.state]:
                 raise InfrastructureError(f"No transition from {self.state} to {following}; this is a bug.")
@@ -147,10 +147,13 @@ class Machine:
         self.state = State.SELECT if self.plan is not None and self.plan.ideas else State.PLAN
         return True
 
+    def _say_state(self) -> None:
+        self.sink.emit(events.StateEntered(self.state, self.journal.node, self._detail(), self.journal.replaying))
+
     def _detail(self) -> str:
         title = TITLES[self.state]
         if self._branch is not None and self.state in (State.CODE, State.EVALUATE, State.PROFILE, State.VERIFY):
-            what = textwrap.shorten(f"{self._branch.idea.name} / {self._branch.step.title}", 80, placeholder=" ...")
+            what = textwrap.shorten(f"{self._branch.idea.name} / {self._branch.step.title}", 80, placeholder="")
             return f"{title} program {self._number + (self.state is State.CODE):03d}: {what}"
         return title
 
@@ -438,7 +441,10 @@ class Machine:
         librarian = self.librarian
         if librarian is None:
             return request
+        replayed = self.journal.replaying
         found = self.journal.effect(REFERENCES, References, lambda: librarian.look_up(request))
+        if replayed and not self.journal.replaying:
+            self._say_state()  # the run was stopped within this state, and what it does now is no replay
         if found.problem and found.problem not in self._problems_told:
             self._problems_told.add(found.problem)
             self.sink.emit(events.Notice(f"Knowledge: {found.problem}", self.journal.replaying))
