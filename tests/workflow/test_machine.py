@@ -128,6 +128,14 @@ def test_the_budget_of_candidates_ends_the_search(tmp_path: Path) -> None:
     assert "2 candidates" in result.stopped
 
 
+def test_the_last_candidate_of_a_budget_is_repaired_like_any_other(tmp_path: Path) -> None:
+    settings = config(iterations=1)
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["wrong first", "correct 1.2"], "b/one": ["correct 1.9"]})
+    result = go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert (result.spent.iterations, result.attempts, result.over_best) == (1, 2, 1.2)
+    assert "candidates used" in result.stopped
+
+
 def test_a_plan_without_ideas_ends_with_no_rewrite(tmp_path: Path) -> None:
     result = go(new_folder(tmp_path, config()), ToyMind([[]], {}))
     assert (result.status, result.exit_code, result.attempts) == ("no_rewrite", 0, 0)

@@ -350,8 +350,8 @@ class Machine:
         after = self.search.settle(branch, trial, feedback)
         self._record(trial, attempt)
         reason = self._good_enough() or (judged.budget if judged else None)
-        if after == "repair":
-            reason = reason or self.spent.exhausted(self.limits)
+        if after == "repair":  # not a candidate: the last one is repaired like any other
+            reason = reason or self.spent.exhausted(self.limits.model_copy(update={"iterations": 0}))
         if reason:
             return self._stop(reason)
         return State.CODE if after == "repair" else State.SELECT
