@@ -5,7 +5,7 @@
 
 namespace {
 constexpr int kDeep = 128, kQueries = 132 * 384, kKeys = 16384, kRows = 384, kTile = 128, kThreads = 384, kStages = 3;
-constexpr int kRowBytes = kDeep * 2, kGroupBytes = 8 * kRowBytes, kTileBytes = kTile * kRowBytes;
+constexpr int kRowBytes = kDeep * 2, kTileBytes = kTile * kRowBytes;
 constexpr size_t kShared = kRows * kRowBytes + kStages * kTileBytes;
 __half *queries, *keys;
 float* energies;
@@ -14,6 +14,8 @@ float* energies;
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 #define IROKO_TRAPS
 #else
+constexpr int kGroupBytes = 8 * kRowBytes;
+
 // Rows as groups of eight; in a group, 16-byte pieces of its rows lie side by side, as the matrix instruction reads them.
 __device__ __forceinline__ void load(uint32_t to, const __half* from, int rows) {
     int warp = threadIdx.x / 32, row = threadIdx.x % 8, piece = threadIdx.x % 32 / 8;
