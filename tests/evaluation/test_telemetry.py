@@ -69,6 +69,9 @@ def test_names_alone_make_no_origin() -> None:
         ("_ZN12_GLOBAL__N_14stepEPf", "step"),
         ("_ZN2ns5inner4scanILi4EEEvPf", "scan"),
         ("_ZL6hiddenPf", "hidden"),
+        ("_Z16recurrent_chains6Chains", "recurrent_chains"),
+        ("_Z4tmplIfEvPT_6Chains", "tmpl"),
+        ("_ZN1a1b4deepE6Chains", "deep"),
         ("plain", "plain"),
     ],
 )

@@ -92,13 +92,16 @@ def mangled_function(symbol: str) -> str:
     if not symbol.startswith("_Z"):
         return symbol
     at, last = 2, ""
+    nested = symbol.startswith("N", at)
     while at < len(symbol):
         digits = re.match(r"\d+", symbol[at:])
         if digits is not None:
             size = int(digits.group())
             at += len(digits.group())
             last, at = symbol[at : at + size], at + size
-        elif symbol[at] in "NKVrL" and not last:
+            if not nested:  # what follows are template arguments and the parameters' types
+                break
+        elif symbol[at] in "NKVrL":
             at += 1
         elif symbol.startswith("St", at):
             at += 2
