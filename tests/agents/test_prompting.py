@@ -37,6 +37,7 @@ from tests.agents.support import (
     device,
     evaluation,
     facts,
+    idea,
     native_program,
     plan_request,
     profile,
@@ -195,6 +196,12 @@ def test_a_failure_shows_status_error_pattern_and_digest() -> None:
 def test_another_draft_is_asked_to_differ() -> None:
     assert "draft 2" in coder_prompt(code_request(draft=1)).message
     assert "draft" not in coder_prompt(code_request(draft=0)).message
+
+
+def test_drafts_differ_in_an_ideas_first_step_and_go_their_own_way_from_there() -> None:
+    later = step().model_copy(update={"title": "the epilogue"})
+    longer = idea().model_copy(update={"steps": [step(), later]})
+    assert "draft" not in coder_prompt(code_request(draft=1, idea=longer, step=later)).message
 
 
 def test_a_cut_in_the_middle_is_marked() -> None:
