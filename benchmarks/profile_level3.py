@@ -34,13 +34,12 @@ from stitchcuda.errors import StitchError  # noqa: E402
 from stitchcuda.hardware.ceilings import measure as measure_ceilings  # noqa: E402
 from stitchcuda.hardware.detect import detect  # noqa: E402
 from stitchcuda.hardware.model import Device  # noqa: E402
-from stitchcuda.profiling.capture import Counted, Subject, Taken, count, record  # noqa: E402
+from stitchcuda.profiling.capture import Subject, Taken, record  # noqa: E402
+from stitchcuda.profiling.counting import Counted, count  # noqa: E402
 from stitchcuda.profiling.digest import digest  # noqa: E402
 from stitchcuda.profiling.model import Profile  # noqa: E402
 from stitchcuda.profiling.profiler import from_recording  # noqa: E402
-from stitchcuda.task.inspect import inspect_task  # noqa: E402
 from stitchcuda.task.loader import load_task  # noqa: E402
-from stitchcuda.task.model import TaskFacts  # noqa: E402
 from stitchcuda.workflow.run import data_folder  # noqa: E402
 
 AGREE = 0.05
@@ -51,18 +50,15 @@ LEAST_SECONDS = 45.0
 UNFINISHED = 3
 
 
-def profile_task(name: str, options: argparse.Namespace, device: Device, known: dict[str, Any]) -> dict[str, Any]:
+def profile_task(name: str, options: argparse.Namespace, device: Device) -> dict[str, Any]:
     """One task's entry; every step's failure is kept as a sentence and the others go on."""
     entry: dict[str, Any] = {"task": name, "errors": [], "seconds": {}}
-    began = time.monotonic()
     try:
         task = load_task(name, target=device.target, root=options.root)
-        facts = TaskFacts.model_validate(known["facts"]) if known.get("facts") else inspect_task(task)
     except StitchError as error:
         return entry | {"errors": [f"task: {error}"]}
-    entry |= {"name": task.name, "precision": task.precision, "facts": facts.model_dump(mode="json")}
-    entry["seconds"]["task"] = time.monotonic() - began
-    subject = Subject(task, facts)
+    entry |= {"name": task.name, "precision": task.precision}
+    subject = Subject(task, None)
     profiles: dict[str, Profile] = {}
     taken: dict[str, Taken] = {}
     for source in ("nsys", "kineto") if device.target.kind == "cuda" else ("kineto",):
@@ -100,7 +96,7 @@ def summary(taken: Taken, subject: Subject, device: Device, counted: Counted) ->
         taken,
         subject="reference",
         device=device,
-        facts=subject.facts,
+        facts=taken.facts,
         precision=subject.task.precision,
         counters=counted.kernels,
     )
@@ -228,7 +224,7 @@ def work(names: list[str], options: argparse.Namespace, document: dict[str, Any]
         device = device.model_copy(update={"ceilings": measure_ceilings(device, data_folder())})
     provenance = gpu_provenance()
     for name in names:
-        known = next((item for item in document["items"] if item["task"] == name), {})
+        known: dict[str, Any] = next((item for item in document["items"] if item["task"] == name), {})
         if known.get("profile") and not known["errors"] and _agrees(known) and not options.again:
             continue
         left = options.slice_seconds - (time.monotonic() - began)
@@ -236,7 +232,7 @@ def work(names: list[str], options: argparse.Namespace, document: dict[str, Any]
             print(f"{left:.0f} s are left of the slice: {name} waits for another", flush=True)
             return
         started = time.monotonic()
-        entry = profile_task(name, options, device, known) | {"provenance": provenance}
+        entry = profile_task(name, options, device) | {"provenance": provenance}
         document["items"] = [item for item in document["items"] if item["task"] != name] + [entry]
         order = {task: place for place, task in enumerate(names)}
         document["items"].sort(key=lambda item: order.get(item["task"], len(order)))

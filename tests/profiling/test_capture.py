@@ -103,6 +103,7 @@ def test_a_reference_is_recorded_and_made_a_profile() -> None:
     assert profile.timeline.wall_seconds > 0
     assert profile.timeline.busy_seconds <= profile.timeline.wall_seconds * 1.001
     assert found.work.flops == pytest.approx(2 * 32 * 64 * 64)
+    assert found.work.bytes == 4 * (2 * 32 * 64 + 64 * 65)
     assert json.loads(found.files["trace.json"])["traceEvents"]
     drawn = json.loads(chrome_trace(found.recording, title="small"))
     spans = [event for event in drawn["traceEvents"] if event["ph"] == "X"]

@@ -10,20 +10,16 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from pydantic import ValidationError
+
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.evaluation import sandbox, state
-from stitchcuda.profiling import kineto, ncu, nsys, nsys_db
+from stitchcuda.profiling import kineto, nsys, nsys_db
 from stitchcuda.profiling.confinement import WORK, Confined, run_confined, torch_folder
-from stitchcuda.profiling.metrics import WANTED
-from stitchcuda.profiling.model import KernelCounters
-from stitchcuda.profiling.ncu_csv import parse
-from stitchcuda.profiling.ncu_reports import read_report
 from stitchcuda.profiling.recording import Recording
 from stitchcuda.task.model import Task, TaskFacts
 
@@ -35,10 +31,6 @@ TIMEOUT_S = 240.0
 LEVELS = ("full", "shared_pids", "same_user")
 """Confinements that are tried in turn; see ``sandbox.LEVELS``. Looser ones have no network namespace, without which
 Nsight Systems may not open its sockets."""
-COUNTER_LEVEL = "same_user"
-"""The driver gives counters to root alone on most machines: the user id stays, the other walls too."""
-LAUNCHES_EACH = 3
-"""Launches that are replayed of each kernel."""
 REPORT = "rep"
 CONFINED = re.compile(r"CUDA|OSError|Permission|not permitted|Read-only|No such file|libcuda|driver", re.I)
 """How an error reads that a looser confinement may not have."""
@@ -46,11 +38,21 @@ CONFINED = re.compile(r"CUDA|OSError|Permission|not permitted|Read-only|No such 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is profiled: a Task's reference, or a built Program (``folder``) for it."""
+    """What is profiled: a Task's reference, or a built Program (``folder``) for it.
+
+    ``facts``: what inspecting the task showed; None leaves a module without a mode of the task's as it is constructed.
+    """
 
     task: Task
-    facts: TaskFacts
+    facts: TaskFacts | None
     folder: Path | None = None
+
+    @property
+    def training(self) -> bool | None:
+        """The mode of the module; None: as constructed."""
+        if self.facts is not None:
+            return self.facts.training
+        return None if self.task.mode is None else self.task.mode == "train"
 
     def files(self, mode: Mode, *, ranges: bool = True) -> dict[str, bytes]:
         """The driver's job and what it runs, by relative path."""
@@ -58,7 +60,7 @@ class Subject:
             "mode": mode,
             "kind": self.task.target.kind,
             "precision": self.task.precision,
-            "training": self.facts.training,
+            "training": self.training,
             "host_inputs": self.task.residence == "host",
             "search_path": self.task.search_path or "",
             "state": state.__file__,
@@ -88,6 +90,8 @@ class Taken:
     """Span by CUDA events of the calls that were recorded."""
     peak_bytes: int = 0
     flops: float = 0.0
+    facts: TaskFacts | None = None
+    """Shapes of inputs and outputs as this process saw them; enough for a roofline, and no more is known."""
     confinement: str = ""
     remarks: list[str] = field(default_factory=list)
     kept: dict[str, bytes] = field(default_factory=dict)
@@ -123,11 +127,13 @@ def record(subject: Subject, source: Source = "auto", *, timeout_s: float = TIME
     return taken
 
 
-def _driver() -> list[str]:
+def driver_command() -> list[str]:
+    """The command that runs a subject's job in the confinement."""
     return [sys.executable, "-I", str(Path(__file__).with_name("driver.py")), f"{WORK}/job.json"]
 
 
-def _readable(subject: Subject) -> list[str]:
+def readable_for(subject: Subject) -> list[str]:
+    """Folders beyond the package that a subject must be able to read."""
     return [subject.task.search_path] if subject.task.search_path else []
 
 
@@ -147,7 +153,7 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
     for level in _levels("cuda", "nsys"):
         for ranged in (True, False):
             commands = [
-                nsys.profile_command(tool, _driver(), f"{WORK}/{REPORT}", ranged=ranged),
+                nsys.profile_command(tool, driver_command(), f"{WORK}/{REPORT}", ranged=ranged),
                 nsys.export_command(tool, f"{WORK}/{REPORT}", f"{WORK}/{REPORT}.sqlite"),
             ]
             done = run_confined(
@@ -157,7 +163,7 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
                 level=level,
                 timeout_s=timeout_s,
                 environment=tool.environment,
-                readable=[*tool.readable, *_readable(subject)],
+                readable=[*tool.readable, *readable_for(subject)],
             )
             database = done.files.get(f"{REPORT}.sqlite")
             if database is not None and "result.json" in done.files:
@@ -173,7 +179,7 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
                 break  # the subject itself did not run here: tracing more of it will not help
         if _own_fault(done):
             break
-    told = _failure(done, silent or nsys.explain(done.printed))
+    told = failure_of(done, silent or nsys.explain(done.printed))
     if not _own_fault(done):
         _Works.broken[tool.path] = told
     raise ProfilerError(told)
@@ -184,12 +190,12 @@ def _by_kineto(subject: Subject, timeout_s: float) -> Taken:
     done = Confined({})
     for level in _levels(kind, "kineto"):
         done = run_confined(
-            [_driver()],
+            [driver_command()],
             subject.files("kineto"),
             ["result.json", "trace.json"],
             level=level,
             timeout_s=timeout_s,
-            readable=_readable(subject),
+            readable=readable_for(subject),
         )
         if "trace.json" in done.files and "result.json" in done.files:
             _Works.levels[kind, "kineto"] = level
@@ -201,7 +207,7 @@ def _by_kineto(subject: Subject, timeout_s: float) -> Taken:
             return _taken(done, recording, recording.version)
         if _own_fault(done):
             break
-    raise ProfilerError(_failure(done, "torch.profiler wrote nothing"))
+    raise ProfilerError(failure_of(done, "torch.profiler wrote nothing"))
 
 
 def _error(printed: str) -> str:
@@ -219,7 +225,7 @@ def _own_fault(done: Confined) -> bool:
     return bool(error) and "result.json" not in done.files and not CONFINED.search(error)
 
 
-def _failure(done: Confined, otherwise: str) -> str:
+def failure_of(done: Confined, otherwise: str) -> str:
     """Why a recording failed: the subject's own error where there is one."""
     if error := _error(done.printed):
         return f"the profiled subject failed: {error[:300]}"
@@ -254,79 +260,19 @@ def _taken(done: Confined, recording: Recording, version: str) -> Taken:
         number("traced_events"),
         int(number("peak_bytes")),
         number("flops"),
+        _facts(told),
         "full" if not done.missing else "without " + ", ".join(done.missing),
         kept={name: data for name, data in done.files.items() if name != "result.json"},
     )
 
 
-@dataclass
-class Counted:
-    """Counters of the longest kernels, and the report they are from where it was asked for."""
-
-    kernels: list[KernelCounters]
-    remarks: list[str] = field(default_factory=list)
-    report: bytes | None = None
-
-
-def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False, timeout_s: float = 150.0) -> Counted:
-    """Counters of kernels by name, longest first, from one call replayed by Nsight Compute.
-
-    Raises ToolMissing without the tool, ProfilerError when it counted nothing.
-    """
-    tool = ncu.find_ncu()
-    metrics = _known_metrics(tool)
-    report = Path(f"{WORK}/{REPORT}") if keep_report else None
-    words = ncu.command(
-        tool,
-        _driver(),
-        log=Path(f"{WORK}/ncu.log"),
-        kernels=list(kernels),
-        launches=LAUNCHES_EACH * len(kernels),
-        metrics=metrics,
-        from_start=False,
-        report=report,
-    )
-    done = run_confined(
-        [words],
-        subject.files("counters", ranges=False),
-        ["ncu.log", f"{REPORT}.ncu-rep", "result.json"],
-        level=COUNTER_LEVEL,
-        timeout_s=timeout_s,
-        readable=[_home(tool), *_readable(subject)],
-        counters=True,
-    )
-    text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
-    found = _counters(tool, text, done.files)
-    if not found:
-        story = ncu.explain(text) or ncu.explain(done.printed)
-        messages = [line for line in (text + done.printed).splitlines() if line.startswith("==ERROR==")]
-        raise ProfilerError(story or _failure(done, (messages or ["ncu measured no launch of these kernels"])[0][:300]))
-    left_out = [name for name in WANTED if name not in metrics]
-    remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
-    return Counted(ncu.longest(found, len(kernels)), remarks, done.files.get(f"{REPORT}.ncu-rep"))
-
-
-@lru_cache(maxsize=4)
-def _known_metrics(tool: Path) -> list[str]:
-    """Asking takes seconds."""
-    return ncu.known(tool, WANTED)
-
-
-def _home(tool: Path) -> str:
-    """The folder of Nsight Compute with its sections, wherever inside it the program lies."""
-    real = tool.resolve()
-    return str(next((p for p in reversed(real.parents) if p.name.startswith("nsight-compute")), real.parent))
-
-
-def _counters(tool: Path, text: str, files: Mapping[str, bytes]) -> list[KernelCounters]:
-    source = f"ncu {ncu.version_of(tool)}".strip()
-    data = files.get(f"{REPORT}.ncu-rep")
-    if data is None:
-        return parse(text, source=source).kernels
-    with tempfile.TemporaryDirectory(prefix="stitchcuda-ncu-") as folder:
-        path = Path(folder) / f"{REPORT}.ncu-rep"
-        path.write_bytes(data)
-        return read_report(path, tool, source=source)
+def _facts(told: Any) -> TaskFacts | None:
+    try:
+        facts = told["facts"]
+        unknown = {"stochastic": False, "seedable": False, "mutates_state": False, "eager_seconds": told["wall"]}
+        return TaskFacts.model_validate(facts | unknown)
+    except (KeyError, TypeError, ValidationError):
+        return None
 
 
 assert set(LEVELS) <= set(sandbox.LEVELS)

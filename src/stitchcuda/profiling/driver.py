@@ -122,6 +122,24 @@ class Subject:
         values = self.reference.get_input_cases()[0][2]
         return values() if callable(values) else values
 
+    def facts(self) -> dict[str, Any]:
+        """Shapes and dtypes of inputs and outputs, the number of parameters, and the mode."""
+        from torch.utils import _pytree as pytree
+
+        def tensors(value: Any) -> list[dict[str, Any]]:
+            leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, self.torch.Tensor)]
+            return [{"shape": list(t.shape), "dtype": str(t.dtype).removeprefix("torch.")} for t in leaves]
+
+        with self.torch.no_grad():
+            outputs = self.model(*self.inputs)
+        self.sync()
+        return {
+            "inputs": tensors(self.inputs),
+            "outputs": tensors(outputs),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "training": bool(self.model.training),
+        }
+
     def sync(self) -> None:
         """Wait for the device."""
         if self.cuda:
@@ -236,6 +254,7 @@ def main() -> None:
         result |= {"wall": wall, "events": statistics.median(events for _, events in times), "peak_bytes": peak}
         calls = 1 if wall > LONG_CALL else 3
         spans = nsys(subject, calls) if job["mode"] == "nsys" else kineto(subject, calls, job["trace"])
+        result["facts"] = subject.facts()
         result |= {"traced_events": statistics.fmean(spans), "calls": calls}
         result["flops"] = 0.0 if job["program"] else flops(subject)
     Path(job["result"]).write_text(json.dumps(result))

@@ -8,7 +8,8 @@ from pathlib import Path
 from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
 from stitchcuda.evaluation.telemetry import own_kernels
 from stitchcuda.hardware.model import Device
-from stitchcuda.profiling.capture import Counted, Source, Subject, count, record
+from stitchcuda.profiling.capture import Source, Subject, record
+from stitchcuda.profiling.counting import Counted, count
 from stitchcuda.profiling.leaks import leaks
 from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.profiler import from_recording, least_bytes
@@ -47,7 +48,7 @@ def measure(
     """
     taken = record(subject, source)
     own = own_kernels(program.files) if program is not None else frozenset[str]()
-    facts, precision = subject.facts, subject.task.precision
+    facts, precision = subject.facts or taken.facts, subject.task.precision
     which = "program" if program is not None else "reference"
     counted = Counted([])
     files = dict(taken.kept) if keep else {}
@@ -79,7 +80,8 @@ def measure(
     if taken.confinement != "full":
         taken.remarks.append(f"confined {taken.confinement}")
         profile = profile.model_copy(update={"remarks": [*profile.remarks, taken.remarks[-1]]})
-    work = Work(least_bytes(facts, precision), flops or taken.flops, precision)
+    least = least_bytes(facts, precision) if facts is not None else 0.0
+    work = Work(least, flops or taken.flops, precision)
     return Profiled(profile, taken.recording, work, files)
 
 

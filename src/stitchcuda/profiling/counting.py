@@ -1,0 +1,116 @@
+"""Counters of a subject's longest kernels: Nsight Compute around the same process that ``capture`` records, confined.
+
+Which counters, and what the tool says, is ``profiling.ncu``; what they mean is ``profiling.kernel_rules``.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from stitchcuda.errors import ProfilerError
+from stitchcuda.profiling import ncu
+from stitchcuda.profiling.capture import REPORT, Subject, driver_command, failure_of, readable_for
+from stitchcuda.profiling.confinement import WORK, Confined, run_confined
+from stitchcuda.profiling.metrics import WANTED
+from stitchcuda.profiling.model import KernelCounters
+from stitchcuda.profiling.ncu_csv import parse
+from stitchcuda.profiling.ncu_reports import read_report
+
+LEVEL = "same_user"
+"""The driver gives counters to root alone on most machines: the user id stays, the other walls too."""
+LAUNCHES_EACH = 2
+"""Launches that are replayed of each kernel."""
+LEAST_SECONDS = 30.0
+"""Nothing is started again with less time left than this."""
+
+
+@dataclass
+class Counted:
+    """Counters of the longest kernels, and the report they are from where it was asked for."""
+
+    kernels: list[KernelCounters]
+    remarks: list[str] = field(default_factory=list)
+    report: bytes | None = None
+
+
+def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False, timeout_s: float = 150.0) -> Counted:
+    """Counters of kernels by name, longest first, from calls that are replayed, within ``timeout_s`` in all.
+
+    A kernel that is launched often may use up the bound on launches: the others are asked for once more. Raises
+    ToolMissing without the tool, ProfilerError when it counted nothing.
+    """
+    tool = ncu.find_ncu()
+    metrics = _known_metrics(tool)
+    until = time.monotonic() + timeout_s
+    found: list[KernelCounters] = []
+    left, report, done = list(dict.fromkeys(kernels)), None, Confined({})
+    while left and (not found or until - time.monotonic() > LEAST_SECONDS):
+        done = _run(subject, tool, left, metrics, keep_report and report is None, until - time.monotonic())
+        report = report or done.files.get(f"{REPORT}.ncu-rep")
+        new = _counters(tool, done)
+        found += new
+        seen = {ncu.function_name(kernel.name) for kernel in new}
+        waiting = [name for name in left if ncu.function_name(name) not in seen]
+        if not new or len(waiting) == len(left):
+            break
+        left = waiting
+    if not found:
+        text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
+        story = ncu.explain(text) or ncu.explain(done.printed)
+        messages = [line for line in (text + done.printed).splitlines() if line.startswith("==ERROR==")]
+        raise ProfilerError(story or failure_of(done, (messages or ["ncu measured no launch of these"])[0][:300]))
+    left_out = [name for name in WANTED if name not in metrics]
+    remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
+    return Counted(ncu.longest(found, len(kernels)), remarks, report)
+
+
+def _run(
+    subject: Subject, tool: Path, kernels: list[str], metrics: list[str], keep_report: bool, seconds: float
+) -> Confined:
+    words = ncu.command(
+        tool,
+        driver_command(),
+        log=Path(f"{WORK}/ncu.log"),
+        kernels=kernels,
+        launches=LAUNCHES_EACH * len(kernels),
+        metrics=metrics,
+        from_start=False,
+        report=Path(f"{WORK}/{REPORT}") if keep_report else None,
+    )
+    return run_confined(
+        [words],
+        subject.files("counters", ranges=False),
+        ["ncu.log", f"{REPORT}.ncu-rep", "result.json"],
+        level=LEVEL,
+        timeout_s=max(seconds, 1.0),
+        readable=[_home(tool), *readable_for(subject)],
+        counters=True,
+    )
+
+
+@lru_cache(maxsize=4)
+def _known_metrics(tool: Path) -> list[str]:
+    """Asking takes seconds."""
+    return ncu.known(tool, WANTED)
+
+
+def _home(tool: Path) -> str:
+    """The folder of Nsight Compute with its sections, wherever inside it the program lies."""
+    real = tool.resolve()
+    return str(next((p for p in reversed(real.parents) if p.name.startswith("nsight-compute")), real.parent))
+
+
+def _counters(tool: Path, done: Confined) -> list[KernelCounters]:
+    source = f"ncu {ncu.version_of(tool)}".strip()
+    data = done.files.get(f"{REPORT}.ncu-rep")
+    if data is None:
+        return parse(done.files.get("ncu.log", b"").decode("utf-8", "replace"), source=source).kernels
+    with tempfile.TemporaryDirectory(prefix="stitchcuda-ncu-") as folder:
+        path = Path(folder) / f"{REPORT}.ncu-rep"
+        path.write_bytes(data)
+        return read_report(path, tool, source=source)
