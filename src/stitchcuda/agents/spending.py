@@ -144,7 +144,7 @@ def estimate(
     source_characters: int = 4_000,
     reference_tokens: int = 0,
 ) -> Estimate:
-    """What a run within ``budget`` would cost at most, by prompt sizes times planned requests.
+    """What a run that uses all of ``budget`` costs, by usual prompt sizes times planned requests; re-asks not counted.
 
     Planned: a Plan and a replan for every 12 candidates, one Coder and one Verifier request for each candidate,
     and a repair with its Verifier request for seven of ten. ``source_characters`` is the task's length,
@@ -184,6 +184,6 @@ def estimate(
         output_tokens=tokens_out,
         usd=usd,
         capped_usd=cap,
-        sentence=f"up to {requests} model requests, {tokens_in / 1e6:.2f} M tokens in and {tokens_out / 1e6:.2f} M "
+        sentence=f"about {requests} model requests, {tokens_in / 1e6:.2f} M tokens in and {tokens_out / 1e6:.2f} M "
         f"out, {money}{bound}",
     )
