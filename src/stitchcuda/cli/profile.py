@@ -112,16 +112,17 @@ def _measure(session: Session, program: Program | None, source: str, counters: i
     from stitchcuda.profiling.measure import measure
     from stitchcuda.workflow.run import data_folder
 
-    folder, flops = None, 0.0
+    folder, flops, kernels = None, 0.0, tuple[str, ...]()
     if program is not None:
         built = build(program, session.task.target, cache=data_folder(), precision=session.task.precision)
         if not built.ok or built.folder is None:
             raise ProgramError(f"the program does not build: {built.log[:500]}")
-        folder, flops = built.folder, session.evaluator.plan["work"]["flops"]
+        folder, flops, kernels = built.folder, session.evaluator.plan["work"]["flops"], built.kernels
     return measure(
         Subject(session.task, session.facts, folder),
         session.device,
         program=program,
+        kernels=kernels,
         source=cast("Source", source),
         counters=counters,
         flops=flops,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
-from stitchcuda.evaluation.telemetry import own_kernels
+from stitchcuda.evaluation.telemetry import own_names
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.capture import Source, Subject, record
 from stitchcuda.profiling.counting import Counted, count
@@ -36,18 +37,19 @@ def measure(
     device: Device,
     *,
     program: Program | None = None,
+    kernels: Sequence[str] = (),
     source: Source = "auto",
     counters: int = 0,
     flops: float = 0.0,
     keep: bool = False,
 ) -> Profiled:
-    """Profile a reference, or ``program`` in its built form.
+    """Profile a reference, or ``program`` in its built form, whose library has ``kernels`` (their symbols).
 
     ``counters``: so many of the longest kernels are also replayed under Nsight Compute; where that cannot be, a remark
     says why. ``flops`` of a call, where they are known. Raises ToolMissing or ProfilerError as ``capture.record``.
     """
     taken = record(subject, source)
-    own = own_kernels(program.files) if program is not None else frozenset[str]()
+    own = own_names(program, kernels) if program is not None else frozenset[str]()
     facts, precision = subject.facts or taken.facts, subject.task.precision
     which = "program" if program is not None else "reference"
     counted = Counted([])

@@ -185,7 +185,7 @@ def _of_the_call(cause: Cause, line: Timeline) -> str:
 
 def _origin(kernel: timeline.KernelSum, own: frozenset[str], target: str) -> Origin:
     kinds: dict[str, Kind] = {"copy": "copy", "memset": "memset", "op": "op"}
-    return origin_of(kernel.name, kinds.get(kernel.kind, "kernel"), own, target)
+    return origin_of(kernel.name, kinds.get(kernel.kind, "kernel"), own, target, kernel.operator)
 
 
 def least_bytes(facts: TaskFacts, precision: Precision) -> float:
