@@ -245,7 +245,8 @@ def test_a_route_that_contradicts_the_measurement_is_refused(status: str, route:
 @pytest.mark.parametrize(("status", "route"), [("correct", "next"), ("crashed", "retry")])
 def test_a_verifier_that_never_gets_right_is_replaced_by_plain_rules(status: str, route: str) -> None:
     with ScriptedEndpoint(lambda request, number: text("hm")) as endpoint:
-        feedback = scripted(endpoint).verifier.verify(verify_request(evaluation=evaluation(status)))
+        request = verify_request(evaluation=evaluation(status), last_step=True)
+        feedback = scripted(endpoint).verifier.verify(request)
         assert endpoint.count == 3
     assert feedback.route == route
 

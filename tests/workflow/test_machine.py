@@ -133,7 +133,7 @@ def test_the_last_candidate_of_a_budget_is_repaired_like_any_other(tmp_path: Pat
     mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["wrong first", "correct 1.2"], "b/one": ["correct 1.9"]})
     result = go(new_folder(tmp_path, settings), mind, settings=settings)
     assert (result.spent.iterations, result.attempts, result.over_best) == (1, 2, 1.2)
-    assert "candidates used" in result.stopped
+    assert result.stopped == "the one candidate is used"
 
 
 def test_a_plan_without_ideas_ends_with_no_rewrite(tmp_path: Path) -> None:

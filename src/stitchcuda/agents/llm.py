@@ -151,12 +151,11 @@ def allowed_routes(request: VerifyRequest) -> list[Route]:
 
 
 def plain_feedback(request: VerifyRequest) -> Feedback:
-    """Feedback by rule, for when no model can give it."""
+    """Feedback by rule, for when no model can give it. Never 'stop': nobody has judged that nothing is left to gain."""
     evaluation = request.evaluation
     if evaluation.passed:
-        route: Route = "stop" if request.last_step else "next"
         return Feedback(
-            route=route,
+            route="next",
             diagnosis="Correct; no diagnosis was given.",
             evidence=evaluation.message,
             suggestion="Go on with the plan.",

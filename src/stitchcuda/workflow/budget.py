@@ -48,7 +48,7 @@ class Spent(BaseModel):
     def exhausted(self, limits: Limits) -> str | None:
         """The first limit that is reached, as a sentence part; None while there is room."""
         if limits.iterations and self.iterations >= limits.iterations:
-            return f"all {limits.iterations} candidates used"
+            return f"all {limits.iterations} candidates used" if limits.iterations > 1 else "the one candidate is used"
         if limits.seconds and self.seconds >= limits.seconds:
             return f"{limits.seconds:.0f} s of wall time used"
         tokens = self.input_tokens + self.output_tokens

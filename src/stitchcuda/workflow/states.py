@@ -53,7 +53,7 @@ TITLES: dict[State, str] = {
     State.CODE: "writing",
     State.EVALUATE: "evaluating",
     State.PROFILE: "profiling",
-    State.VERIFY: "reading the results",
+    State.VERIFY: "judging",
     State.CONFIRM: "confirming the best in fresh processes",
     State.REPORT: "summing up",
     State.DONE: "done",
