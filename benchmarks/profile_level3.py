@@ -1,6 +1,7 @@
 """Profiles of the ten level-3 test tasks of KernelBench, eager, by two tools that must agree, and their top kernels.
 
     python benchmarks/profile_level3.py --root KERNELBENCH [--slice-seconds 480] [--counters 3]
+    python benchmarks/profile_level3.py --merge A.json B.json
     python benchmarks/profile_level3.py --render
 
 Each task runs under Nsight Systems (--cuda-graph-trace=node) and under torch.profiler (Kineto), and its longest kernels
@@ -8,9 +9,10 @@ under Nsight Compute. Both tools must agree on the sum of device time within 5 %
 must lie below the span of the same calls by CUDA events. Nsight Systems is found as ``stitchcuda profile`` finds it:
 STITCHCUDA_NSYS names it, STITCHCUDA_NSYS_LIBRARIES the folder of a libdw that the system lacks.
 
-Every finished task is added to the result file (and the .md page beside it) at once; what the file holds is skipped
-next time. Works from a plain checkout. Exit status: 0 all tasks are there and agree, 1 one disagrees or failed, 3 the
-slice is over and tasks are left. With ``--target cpu`` (to try it) there is Kineto alone.
+On several GPUs, start it once for each with CUDA_VISIBLE_DEVICES, some of the tasks and another ``--results`` file, and
+merge those. Every finished task is added to the result file (and the .md page beside it) at once; what the file holds
+is skipped next time. Works from a plain checkout. Exit status: 0 all tasks are there and agree, 1 one disagrees or
+failed, 3 the slice is over and tasks are left. With ``--target cpu`` (to try it) there is Kineto alone.
 """
 
 from __future__ import annotations
@@ -195,13 +197,19 @@ def main() -> int:
     parser.add_argument("--target", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--again", action="store_true", help="profile tasks anew that are in the file already")
     parser.add_argument("--no-ceilings", action="store_true", help="do not measure the device's ceilings (10 s)")
+    parser.add_argument("--merge", nargs="*", type=Path, default=[], help="take the items of these result files in")
     parser.add_argument("--render", action="store_true", help="write the .md page of the result file again")
     options = parser.parse_args()
     document: dict[str, Any] = {"command": "python benchmarks/profile_level3.py", "items": []}
     if options.results.is_file():
         document = json.loads(options.results.read_text())
     names = options.tasks or [f"kernelbench:3/{number}" for number in TASKS]
-    if not options.render:
+    for other in options.merge:
+        more = json.loads(other.read_text())["items"]
+        fresh = {item["task"] for item in more}
+        document["items"] = sort([i for i in document["items"] if i["task"] not in fresh] + more, names)
+        write_json(options.results, document)
+    if not (options.render or options.merge):
         work(names, options, document)
     write_text(options.results.with_suffix(".md"), page(document))
     done = {item["task"]: item for item in document["items"]}
@@ -209,6 +217,12 @@ def main() -> int:
     bad = [n for n in names if n in done and (done[n]["errors"] or not _agrees(done[n]))]
     print(f"{len(names) - len(left)} of {len(names)} profiled; {len(bad)} disagree or failed in part: {bad}")
     return UNFINISHED if left else 1 if bad else 0
+
+
+def sort(items: list[dict[str, Any]], names: list[str]) -> list[dict[str, Any]]:
+    """In the order of the tasks."""
+    order = {task: place for place, task in enumerate(names)}
+    return sorted(items, key=lambda item: order.get(item["task"], len(order)))
 
 
 def _agrees(item: dict[str, Any]) -> bool:
@@ -233,9 +247,7 @@ def work(names: list[str], options: argparse.Namespace, document: dict[str, Any]
             return
         started = time.monotonic()
         entry = profile_task(name, options, device) | {"provenance": provenance}
-        document["items"] = [item for item in document["items"] if item["task"] != name] + [entry]
-        order = {task: place for place, task in enumerate(names)}
-        document["items"].sort(key=lambda item: order.get(item["task"], len(order)))
+        document["items"] = sort([item for item in document["items"] if item["task"] != name] + [entry], names)
         write_json(options.results, document)
         told = "; ".join(entry["errors"]) or json.dumps(entry.get("agreement", {}))
         print(f"{name}: {time.monotonic() - started:.0f} s; {told}", flush=True)
