@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from stitchcuda.hardware.model import Device
 from stitchcuda.profiling import capture
 from stitchcuda.profiling.capture import Subject, record
 from stitchcuda.profiling.chrome_trace import chrome_trace
-from stitchcuda.profiling.confinement import WORK, run_confined
+from stitchcuda.profiling.confinement import PERFMON, SYS_ADMIN, WORK, run_confined
 from stitchcuda.profiling.measure import measure
 from stitchcuda.profiling.nsys import SETTING, explain, export_command, find_nsys, profile_command
 from stitchcuda.profiling.nsys_db import read
@@ -162,3 +163,39 @@ def test_the_real_nsight_systems_records_in_the_confinement(tmp_path: Path) -> N
     path = tmp_path / "rep.sqlite"
     path.write_bytes(done.files["rep.sqlite"])
     assert "no kernel" in read(path).remarks[0]
+
+
+PEEK = b"""
+import json, os, socket
+from pathlib import Path
+server = socket.create_server(("127.0.0.1", 0))
+socket.create_connection(server.getsockname()).close()
+try:
+    socket.create_connection(("192.0.2.1", 80), timeout=2)
+    outside = "reached"
+except OSError as error:
+    outside = error.strerror
+status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\\t" in line)
+Path("seen.json").write_text(
+    json.dumps({"outside": outside, "uid": os.getuid(), "caps": int(status["CapEff"], 16), "filter": status["Seccomp"]})
+)
+"""
+
+
+@pytest.mark.parametrize(("level", "counters"), [("full", False), ("same_user", True)])
+def test_profilers_have_a_loopback_and_no_more_rights_than_they_need(level: str, counters: bool) -> None:
+    done = run_confined(
+        [[sys.executable, "-I", f"{WORK}/peek.py"]],
+        {"peek.py": PEEK},
+        ["seen.json"],
+        level=level,
+        timeout_s=30,
+        counters=counters,
+    )
+    assert done.codes == [0], done.printed
+    seen = json.loads(done.files["seen.json"])
+    assert seen["outside"] == "Network is unreachable"
+    assert seen["filter"] == "2"
+    if os.geteuid() == 0:
+        assert (seen["uid"] == 0) == counters
+        assert seen["caps"] == ((1 << SYS_ADMIN | 1 << PERFMON) if counters else 0)
