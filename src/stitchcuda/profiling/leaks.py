@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import gzip
 import os
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 SHORTEST = 8
 """Shorter values are no secrets, but words that any file may hold."""
@@ -28,6 +27,8 @@ PATTERNS: dict[str, re.Pattern[bytes]] = {
 _ZLIB = re.compile(rb"\x78[\x01\x5e\x9c\xda]")
 MOST_STREAMS = 2000
 """Compressed streams that are opened within one file."""
+STREAM, MOST_OPENED = 4 << 20, 1 << 30
+"""Bytes read of one compressed stream, and bytes opened of all."""
 
 
 def secrets_of(environment: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -45,32 +46,33 @@ def leaks(data: bytes, environment: Mapping[str, str] | None = None) -> list[str
 
     Values are looked for as UTF-8, UTF-16 and base64, and in gzip and zlib streams inside the file, too.
     """
+    secrets = {name: _forms(value) for name, value in secrets_of(environment).items()}
     found: set[str] = set()
-    texts = [data, *_streams(data)]
-    for name, value in secrets_of(environment).items():
-        forms = [value.encode(), value.encode("utf-16-le"), base64.b64encode(value.encode()).rstrip(b"=")]
-        if any(form in text for text in texts for form in forms):
-            found.add(name)
-    for what, pattern in PATTERNS.items():
-        if any(pattern.search(text) for text in texts):
-            found.add(what)
+    for text in _texts(data):
+        found |= {name for name, forms in secrets.items() if any(form in text for form in forms)}
+        found |= {what for what, pattern in PATTERNS.items() if pattern.search(text)}
     return sorted(found)
 
 
-def _streams(data: bytes) -> list[bytes]:
-    """What is compressed inside."""
-    found = []
+def _forms(value: str) -> list[bytes]:
+    raw = value.encode()
+    return [raw, value.encode("utf-16-le"), base64.b64encode(raw).rstrip(b"=")]
+
+
+def _texts(data: bytes) -> Iterator[bytes]:
+    """The data, and what is compressed inside, within bounds."""
+    yield data
     if data[:2] == b"\x1f\x8b":
         with contextlib.suppress(OSError, EOFError, zlib.error):
-            found.append(gzip.decompress(data))
+            yield zlib.decompressobj(wbits=31).decompress(data, MOST_OPENED)
+    view, left = memoryview(data), MOST_OPENED
     for count, match in enumerate(_ZLIB.finditer(data)):
-        if count >= MOST_STREAMS:
-            break
-        opened = zlib.decompressobj()
+        if count >= MOST_STREAMS or left <= 0:
+            return
         try:
-            text = opened.decompress(data[match.start() :], 64 << 20)
+            text = zlib.decompressobj().decompress(view[match.start() : match.start() + STREAM], 4 * STREAM)
         except zlib.error:
             continue
-        if len(text) > 16:
-            found.append(text)
-    return found
+        if len(text) >= SHORTEST:
+            left -= len(text)
+            yield text
