@@ -16,7 +16,7 @@ from stitchcuda.agents.settings import Limits, MindSettings, Patience, Prices
 from stitchcuda.agents.spending import Spend
 from stitchcuda.errors import BudgetExceeded, KeyMissing, ModelAccessError, StitchError
 from tests.agents.support import FEEDBACK, PLAN, MemoryLog, hasty, plan_request, verify_request
-from tests.support.scripted_endpoint import Answer, ScriptedEndpoint, drop, garbage, status, text, tool
+from tests.support.scripted_endpoint import Answer, Request, ScriptedEndpoint, drop, garbage, status, text, tool
 
 MODEL = "openai:scripted"
 
@@ -103,16 +103,39 @@ def test_a_slow_reply_times_out() -> None:
     [
         (status(401, {"error": {"message": "bad key"}}), "OPENAI_API_KEY"),
         (status(404, {"error": {"message": "no such model"}}), "--base-url"),
-        (status(400, {"error": {"message": "tools are not supported"}}), "prompted"),
         (status(429, {"error": {"code": "insufficient_quota", "message": "no credit"}}), "credit"),
     ],
-    ids=["key", "name", "tools", "quota"],
+    ids=["key", "name", "quota"],
 )
 def test_a_refusal_is_not_retried_and_says_what_to_change(answer: Answer, words: str) -> None:
     with ScriptedEndpoint([answer]) as endpoint:
         with pytest.raises(ModelAccessError, match=words):
             scripted(endpoint).planner.plan(plan_request())
         assert endpoint.count == 1
+
+
+@pytest.mark.parametrize("code", [400, 404])
+def test_a_server_that_refuses_tools_is_asked_for_json_as_text_from_then_on(code: int) -> None:
+    log = MemoryLog()
+    said: list[str] = []
+
+    def answer(request: Request, number: int) -> Answer:
+        if request.tools:
+            return status(code, {"error": {"message": "this model does not support tools"}})
+        return text(json.dumps(PLAN))
+
+    with ScriptedEndpoint(answer) as endpoint:
+        roles = scripted(endpoint, log, notify=said.append)
+        first = roles.planner.plan(plan_request())
+        assert first == Plan.model_validate(PLAN)
+        log.node = "node#1"
+        roles.planner.plan(plan_request())
+        assert [bool(request.tools) for request in endpoint.requests] == [True, False, False]
+        assert scripted(endpoint, MemoryLog(_through_json(log))).planner.plan(plan_request()) == first
+        assert len(endpoint.requests) == 4, "a resumed run learns it again by a refusal, which costs nothing"
+    assert len(log.records) == 2
+    assert len(said) == 1
+    assert "does not support tools" in said[0]
 
 
 def test_a_model_without_temperature_is_asked_without_it() -> None:

@@ -17,7 +17,7 @@ from pydantic_ai.settings import ModelSettings
 
 from stitchcuda.agents.prompting import Prompt
 from stitchcuda.agents.providers import DEFAULT_URLS, open_model
-from stitchcuda.agents.requests import JournaledModel, Notify, UnusableReplies, address_of
+from stitchcuda.agents.requests import JournaledModel, Notify, ToolsRefused, UnusableReplies, address_of
 from stitchcuda.agents.roles import ReplyLog
 from stitchcuda.agents.settings import MindSettings, OutputMode, Role
 from stitchcuda.agents.spending import Meter
@@ -42,16 +42,20 @@ class Conversation:
         self.settings = settings
         self.meter = meter
         self.notify = notify
+        self._toolless: set[str] = set()
+        """Models whose server refused a tool call."""
 
     def typed(
         self, role: Role, prompt: Prompt, output: type[Typed], check: Callable[[Typed], None], *, persist: bool = False
     ) -> Typed:
         """An ``output`` object that passes ``check`` (which raises ValueError with what is wrong).
 
-        ``persist``: replies from the journal do not use up the allowed number, so that resuming asks on.
+        ``persist``: replies from the journal do not use up the allowed number, so that resuming asks on. A server
+        that refuses tool calls is asked for JSON in the reply's text; it took nothing for the refusal.
         Raises NoUsableAnswer, ModelAccessError and BudgetExceeded.
         """
         problem = _Problem()
+        name = self.settings.model_for(role, self.model)
 
         def validated(value: Typed) -> Typed:
             try:
@@ -64,7 +68,7 @@ class Conversation:
         async def ask(model: JournaledModel) -> Typed:
             agent: Agent[None, Typed] = Agent(
                 model,
-                output_type=_output(output, self.settings.output_mode),
+                output_type=_output(output, "prompted" if name in self._toolless else self.settings.output_mode),
                 instructions=prompt.instructions,
                 retries=_MANY,
                 model_settings=self._sampling(role),
@@ -72,7 +76,12 @@ class Conversation:
             agent.output_validator(validated)
             return (await agent.run(prompt.message)).output
 
-        return _run(self._converse(role, ask, problem, persist=persist))
+        try:
+            return _run(self._converse(role, ask, problem, persist=persist))
+        except ToolsRefused as refusal:
+            self._toolless.add(name)
+            self.notify(f"{refusal}; asking for JSON as text instead of a tool call")
+            return _run(self._converse(role, ask, problem, persist=persist))
 
     def text(self, role: Role, prompt: Prompt, read: Callable[[str], Answer]) -> Answer:
         """What ``read`` makes of the reply's text; ``read`` raises ValueError with what is wrong."""

@@ -49,6 +49,10 @@ class UnusableReplies(Exception):
     """The bounded number of requests of one role call is used up without a usable answer."""
 
 
+class ToolsRefused(Exception):
+    """The server serves this model, but no tool calls; the message is what it said."""
+
+
 class JournaledModel(WrapperModel):
     """A model whose every reply is in the journal before anyone acts on it.
 
@@ -147,7 +151,8 @@ class JournaledModel(WrapperModel):
     async def _ask(
         self, messages: list[ModelMessage], asked: dict[str, Any], parameters: ModelRequestParameters
     ) -> ModelResponse:
-        """The reply, after as many tries as patience allows; ModelAccessError when there is none."""
+        """The reply, after as many tries as patience allows; ModelAccessError when there is none, ToolsRefused when
+        there would be one to a request without tools."""
         patience = self.role_settings.patience
         wait = patience.first_wait_seconds
         tries = 0
@@ -160,6 +165,8 @@ class JournaledModel(WrapperModel):
                 if error.status_code == 400 and "temperature" in asked and "temperature" in str(error.body):
                     del asked["temperature"]
                     continue
+                if parameters.output_tools and error.status_code in (400, 404, 422) and "tool" in str(error.body):
+                    raise ToolsRefused(f"{self.model} at {self.address}: {_status_words(error)}") from None
                 if not _worth_retrying(error):
                     raise self._refused(error) from None
                 what, hint = _status_words(error), error.retry_after
@@ -199,9 +206,7 @@ class JournaledModel(WrapperModel):
         elif code == 404:
             advice = f"Check the model's name ('{name}') and the address (--base-url normally ends in /v1)."
         elif "context" in str(error.body) and "length" in str(error.body):
-            advice = "The prompt and the longest allowed reply do not fit the model's context; lower *_output_tokens."
-        elif "tool" in str(error.body):
-            advice = "The server may not serve tool calls; set output_mode to 'prompted' or 'native'."
+            advice = "The prompt and the longest allowed reply do not fit the model's context; choose a longer one."
         else:
             advice = "The server refuses this request; its message says why."
         return ModelAccessError(f"{self.model} at {self.address}: {_status_words(error)}. {advice}")
