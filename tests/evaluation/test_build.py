@@ -189,6 +189,19 @@ def test_the_kernels_of_a_library_are_known(tmp_path: Path) -> None:
 
 
 @needs_nvcc
+def test_sources_compiled_at_once_do_not_share_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    program = cuda_program()
+    more = {
+        f"part{number}.cu": f"__global__ void part{number}(float* x) {{ x[0] = {number}; }}\n" for number in range(6)
+    }
+    crowded = program.model_copy(update={"files": program.files | more})
+    result = build(crowded, Target(kind="cuda", arch="sm_90"), cache=tmp_path)
+    assert result.ok, result.log
+    assert len(result.kernels) == 1 + len(more)
+
+
+@needs_nvcc
 @pytest.mark.skipif(find_cuobjdump(["/usr/local/cuda"]) is None, reason="there is no cuobjdump")
 def test_the_matrix_instructions_of_a_library_are_known(tmp_path: Path) -> None:
     product = """

@@ -206,11 +206,14 @@ class _Making:
         """
         deadline, roots = min(until, self.deadline), (*self.toolchain.roots, *more)
         confined = self.jail.command(argv, work=self.work, cwd=self.work / "src", roots=roots)
+        # A compiler names its temporary files by its process id, and every jail counts those anew.
+        scratch = tempfile.mkdtemp(prefix="tmp-", dir=self.work)
+        os.chmod(scratch, 0o777)  # the jail may have another user id; the work folder around it is closed to others
         with tempfile.TemporaryFile(dir=self.work) as log:
             process = subprocess.Popen(
                 confined,
                 cwd=self.work / "src",
-                env=_environment(self.work),
+                env=_environment(self.work) | {"TMPDIR": scratch},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
