@@ -6,13 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from stitchcuda.errors import ProgramError
+from stitchcuda.evaluation.integrity.inspect import inspect_program
 from stitchcuda.program.export import to_kernelbench, to_package
 from stitchcuda.program.model import Program
+from stitchcuda.task.model import Target
 from tests.program.samples import cpu_program, cuda_program
 
 CHECK = """
@@ -101,6 +104,14 @@ def test_a_cuda_export_holds_wrapper_sources_and_entry() -> None:
         assert part in text
     assert '#include "common.h"' not in text
     assert text.startswith("from __future__ import annotations\n")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_an_export_is_no_cheat_to_the_evaluation(kind: Literal["cpu", "cuda"]) -> None:
+    program = cpu_program() if kind == "cpu" else cuda_program()
+    single = Program(files={"program.py": to_kernelbench(program)})
+    target = Target(kind=kind, arch="native" if kind == "cpu" else "sm_90")
+    assert [f for f in inspect_program(single, target, "fp32") if f.severity == "reject"] == []
 
 
 SEVERAL = cpu_program().model_copy(

@@ -14,10 +14,9 @@ from stitchcuda.program.validate import validate
 
 _MODULE = '''
 def _module(name, **values):
-    """A module of this file's own, importable under a name nobody else has."""
+    """A module of this file's own."""
     module = types.ModuleType(name)
     vars(module).update(values)
-    sys.modules[name] = module
     return module
 '''
 
@@ -78,7 +77,8 @@ def to_kernelbench(program: Program) -> str:
         head += _extension(program, program.manifest, prefix)
     for name in _in_import_order(helpers):
         text = _renamed(helpers[f"{name}.py"], names, prefix)
-        head += [f"_source_{name} = {_literal(text)}", f"_{name} = _module({prefix + '_' + name!r})"]
+        known = repr(f"{prefix}_{name}")
+        head += [f"_source_{name} = {_literal(text)}", f"_{name} = sys.modules[{known}] = _module({known})"]
         head += [f'exec(compile(_source_{name}, "{name}.py", "exec"), vars(_{name}))', ""]
     future, entry = _split_future(_renamed(program.files[ENTRY], names, prefix))
     return "\n".join([*future, *head, "", entry.strip("\n"), ""])
@@ -115,7 +115,8 @@ def _extension(program: Program, manifest: Manifest, prefix: str) -> list[str]:
         lines += [f"    {path!r}: {_literal(text)}," for path, text in {**sources, "wrapper.cpp": checked}.items()]
         lines += ["}", f"_kernels = _load_several({prefix!r}, _SOURCES, {options})"]
     bound = ", ".join(f"{launcher.name}=_kernels.{launcher.name}{CHECKED}" for launcher in manifest.launchers)
-    lines += [f"_module({prefix + '_bindings'!r}, {bound})", ""]
+    known = repr(f"{prefix}_bindings")  # as a literal, which shows that no other library's module is replaced
+    lines += [f"sys.modules[{known}] = _module({known}, {bound})", ""]
     return lines
 
 
