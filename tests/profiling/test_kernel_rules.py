@@ -70,7 +70,8 @@ CASES: dict[Cause, KernelCounters] = {
         block=32,
         waves=8,
         limit_registers=64,
-        limit_shared=64,
+        limit_shared=32,  # as an H200 says of a kernel without any: the system keeps 1 KiB for each block
+        limit_blocks=32,
         limit_warps=64,
         occupancy_limit=50,
     ),

@@ -372,7 +372,8 @@ def _occupancy_limit(facts: Facts) -> Cause | None:
         return None
     limits: dict[Cause, float] = {
         "occupancy_registers": facts.number("limit_registers", math.inf),
-        "occupancy_shared_memory": facts.number("limit_shared", math.inf),
+        # The system keeps some shared memory for every block; what a kernel does not ask for, it cannot save.
+        "occupancy_shared_memory": facts.number("limit_shared", math.inf) if _launch(facts)["shared"] else math.inf,
         "occupancy_block_size": min(facts.number("limit_blocks", math.inf), facts.number("limit_warps", math.inf)),
     }
     return min(limits, key=lambda cause: limits[cause])
