@@ -68,3 +68,9 @@ class InfrastructureError(StitchError):
     """The machine failed (disk full, no memory for the oracle, a tool died): never the Program's fault."""
 
     exit_code = 1
+
+
+class RewardError(StitchError):
+    """A reward cannot be computed: a number is missing or invalid, or two measurements do not belong together."""
+
+    exit_code = 1
