@@ -96,9 +96,7 @@ def make(task: Task, reference: Profile, device: Device, bound: SpeedOfLight | N
         evidence=reference.evidence,
         wall_seconds=wall,
         bound_seconds=bound.bound_seconds if bound is not None and bound.bound_seconds > 0 else None,
-        dominant=[
-            Dominant(operator=o.name, family=o.family, share=min(o.share, 1.0), seconds=o.seconds) for o in chosen
-        ],
+        dominant=shown,
         asks=sorted(asks, key=lambda ask: -ask.gain),
     )
 
