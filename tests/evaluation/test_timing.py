@@ -115,5 +115,11 @@ def test_processor_time_outside_the_call_does_not_depend_on_the_load() -> None:
     assert outside_finding([spent(None)] * 3, control=1e-3) is None
     assert outside_finding([spent(1.5e-3)] * 3, control=1e-3) is None
     assert outside_finding([spent(9e-3)] * 3, control=1e-3) is not None
-    assert outside_finding([spent(9e-3), spent(1.2e-3)], control=1e-3) is None
+    assert outside_finding([spent(9e-3), spent(1.2e-3), spent(1.2e-3)], control=1e-3) is None
     assert outside_finding([spent(9e-3)] * 3, control=1e-3, spinning=8e-3) is None
+
+
+def test_work_put_off_in_most_calls_is_work_put_off() -> None:
+    late = Sample(wall=1e-4, device=0.0, handed=1.5e-4, exported=0.0, outside=2e-2)
+    honest = Sample(wall=2e-2, device=0.0, handed=2e-2, exported=0.0, outside=1e-3)
+    assert outside_finding([late, late, honest] * 3, control=1e-3) is not None

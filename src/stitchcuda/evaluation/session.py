@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import secrets
 import threading
 import time
@@ -25,6 +26,11 @@ _numbers = itertools.count(1)
 
 OWN_PROCESSES = 2
 """Under a leash: the init of its namespace, and the runner."""
+
+
+def pool_size() -> int:
+    """Threads that a call may use on cpu: what OpenMP is told, or one for each core."""
+    return int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or len(os.sched_getaffinity(0))
 
 
 class Planes:
@@ -309,8 +315,10 @@ class Session:
         runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
         total = time.monotonic() - began - pause
         spent.append(self._spent())
-        outside = spent[1] - spent[0] + spent[3] - spent[2] if self.watching else None
-        return Sample(reply.wall_ns * 1e-9, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside)
+        wall = reply.wall_ns * 1e-9
+        beyond = max(0.0, spent[2] - spent[1] - pool_size() * wall)
+        outside = spent[1] - spent[0] + beyond + spent[3] - spent[2] if self.watching else None
+        return Sample(wall, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside)
 
     def _spent(self) -> float:
         """Processor time of the runner so far, where that is looked at."""

@@ -51,7 +51,7 @@ class Sample:
     idle: float = 0.0
     """cores that the runner's processes kept busy while there was nothing to do, where that was looked at"""
     outside: float | None = None
-    """processor time of the runner's processes in the exchange apart from the call, where that was looked at"""
+    """processor time of the runner's processes in the exchange beyond the call's own, where that was looked at"""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,8 @@ def exchange_finding(samples: Sequence[Sample], control: float, noop: float) -> 
 
 def outside_finding(samples: Sequence[Sample], control: float, spinning: float = 0.0) -> Finding | None:
     """Processor time of the runner's processes in an exchange apart from the call, less that without a Program
-    (``control``, seconds): unlike the clock's, it does not depend on what else a machine does.
+    (``control``, seconds): unlike the clock's, it does not depend on what else a machine does, so that the median
+    counts and work put off in most calls alone shows too.
 
     The same allowances as by the clock, and ``spinning`` seconds for threads that wait actively behind a parallel
     region. None where it was not looked at.
@@ -138,7 +139,7 @@ def outside_finding(samples: Sequence[Sample], control: float, spinning: float =
     if not watched:
         return None
     theirs = quantile([s.wall for s in samples], 0.5)
-    ours = min(watched) - control
+    ours = quantile(watched, 0.5) - control
     if ours <= 0.25 * theirs + 0.5 * control + 300e-6 + spinning:
         return None
     return Finding(
@@ -147,7 +148,7 @@ def outside_finding(samples: Sequence[Sample], control: float, spinning: float =
         layer="clocks",
         evidence=(
             f"a call lasts {theirs * 1e3:.3f} ms, but taking inputs and exporting cost {ours * 1e3:.3f} ms of "
-            f"processor time more than without a Program (least of {len(watched)} calls)"
+            f"processor time more than without a Program (median of {len(watched)} calls)"
         ),
     )
 

@@ -5,7 +5,6 @@ The calls themselves are made by the ``evaluator``, which outlives the trial.
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -34,9 +33,8 @@ from stitchcuda.evaluation.model import (
 )
 from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
-from stitchcuda.evaluation.session import Planes, Session
+from stitchcuda.evaluation.session import Planes, Session, pool_size
 from stitchcuda.evaluation.starting import meanwhile
-from stitchcuda.evaluation.stock_options import cores
 from stitchcuda.evaluation.telemetry import Trace
 from stitchcuda.evaluation.timing import (
     Sample,
@@ -369,8 +367,7 @@ class Trial:
         late = exchange_finding(samples, session.control_total, session.noop)
         session.thorough = late is not None
         if session.kind == "cpu":
-            threads = int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or cores()
-            sure = outside_finding(samples, session.control_outside, SPINNING_S * (threads - 1))
+            sure = outside_finding(samples, session.control_outside, SPINNING_S * (pool_size() - 1))
             return sure or (outside_finding(samples, session.control_outside) if late is not None else None)
         if late is not None:
             session.control_total = max(session.control_total, self._fresh_control())
