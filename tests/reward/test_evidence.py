@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation.integrity.rules import RULES
 from stitchcuda.evaluation.model import Evaluation
-from stitchcuda.profiling.model import Profile
+from stitchcuda.profiling.model import KernelTime, Profile
+from stitchcuda.profiling.sass import KernelSass
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from stitchcuda.reward.coverage import cover
 from stitchcuda.reward.engineering import headroom
@@ -214,3 +218,87 @@ def test_names_and_notes_of_a_program_change_no_mark() -> None:
     plain = Program(files={"program.py": ""})
     marks = [mark(Observed(evaluation(), REFERENCE, PARTIAL, program=p), "scratch") for p in (pleading, plain)]
     assert marks[0] == marks[1]
+
+
+def code(name: str, *, loads: int = 32, local: int = 0, shared: int = 0) -> KernelSass:
+    accesses = {"global load": {loads: 4}} | ({"local load": {32: local}} if local else {})
+    return KernelSass(
+        name=name,
+        instructions=100,
+        matrix={},
+        matrix_opcodes={},
+        accesses=accesses,
+        async_copies={},
+        barriers=0,
+        shuffles=2 if shared else 0,
+        atomics=0,
+        special=0,
+        ffma=0,
+        fp64=0,
+        predicated=0.0,
+        shared_bytes=shared,
+    )
+
+
+def engineering(*kernels: KernelSass) -> float:
+    seen = Observed(evaluation(sol=0.5, compiled=1e-3), REFERENCE, EXCELLENT, sass=kernels)
+    return mark(seen, "scratch").marks["cuda_engineering"].score
+
+
+def read_code(*kernels: KernelSass) -> str:
+    seen = Observed(evaluation(), REFERENCE, EXCELLENT, sass=kernels)
+    return next(r for r in mark(seen, "scratch").marks["cuda_engineering"].reasons if r.startswith("machine code"))
+
+
+def test_machine_code_counts_where_it_ran_and_only_there() -> None:
+    plain, good = code("one_kernel"), code("one_kernel", loads=128, shared=4096)
+    assert read_code(good) != read_code(plain)
+    assert read_code(plain, code("never_launched", loads=128, shared=4096)) == read_code(plain)
+    assert engineering(good) == 4
+    assert engineering(code("one_kernel", loads=128, shared=4096, local=50)) == 3
+
+
+def test_what_is_slower_than_a_stock_option_is_at_most_average_engineering() -> None:
+    slow = observed(evaluation(program=2e-3, compiled=1e-3, sol=0.9), EXCELLENT)
+    assert score(slow, "cuda_engineering") == 3
+
+
+KERNELS = st.lists(
+    st.builds(
+        kernel,
+        st.sampled_from(["sgemm", "relu_kernel", "softmax", "mine", "odd_thing", "cutlass_gemm"]),
+        st.floats(min_value=0, max_value=100),
+        st.sampled_from(["own", "library", "framework", "copy"]),
+        st.integers(min_value=0, max_value=50),
+        st.sampled_from(["", "aten::mm", "aten::relu"]),
+    ),
+    max_size=6,
+)
+
+
+def recorded(kernels: list[KernelTime]) -> Profile:
+    """As ``profile``, whatever there is in it."""
+    timeline = REFERENCE.timeline.model_copy(update={"launches": sum(k.calls for k in kernels)})
+    return REFERENCE.model_copy(update={"kernels": kernels, "timeline": timeline})
+
+
+@given(KERNELS, KERNELS)
+def test_coverage_is_a_share_and_nothing_without_own_kernels(before: list[KernelTime], after: list[KernelTime]) -> None:
+    found = cover(recorded(before), recorded(after))
+    assert 0 <= found.share <= 1 + 1e-9
+    assert all(0 <= operator.covered <= 1 for operator in found.operators)
+    if not any(k.origin == "own" and k.seconds > 0 for k in after):
+        assert found.share == 0
+
+
+@given(
+    st.sets(st.sampled_from(sorted(name for name, rule in RULES.items() if rule.severity == "flag")), max_size=4),
+    st.sampled_from(sorted(RULES)),
+    st.floats(min_value=0, max_value=1),
+)
+def test_one_more_flag_never_raises_a_mark(rules: set[str], another: str, own: float) -> None:
+    fewer, more = (
+        mark(observed(evaluation(findings=tuple(map(flag, names)), own=own), PARTIAL), "scratch")
+        for names in (rules, rules | {another})
+    )
+    assert all(more.marks[name].score <= fewer.marks[name].score for name in fewer.marks)

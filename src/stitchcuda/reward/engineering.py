@@ -8,6 +8,7 @@ from stitchcuda.profiling.diagnosis import short
 from stitchcuda.profiling.model import Cause
 from stitchcuda.profiling.ncu import function_name
 from stitchcuda.profiling.sass import KernelSass, Technique
+from stitchcuda.reward.formula import overlap
 from stitchcuda.reward.model import Mark
 from stitchcuda.reward.observed import PART, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
@@ -19,6 +20,8 @@ HEADROOM_BOUNDS = (0.05, 0.2, 0.4, 0.7)
 TECHNIQUES: tuple[Technique, ...] = ("vector_loads", "warp_shuffles", "async_copy", "tma", "tensor_cores", "wgmma")
 FAULTS: tuple[Cause, ...] = ("uncoalesced", "bank_conflicts", "spilling", "divergence", "few_blocks")
 """What a better kernel of the same algorithm does not have."""
+SPILLS = 0.02
+"""Share of a kernel's instructions that access local memory from which it spills: a few are small indexed arrays."""
 NEAR = 1.3
 """A kernel that could gain no more than this runs near its bound."""
 
@@ -30,7 +33,11 @@ def cuda_engineering(observed: Observed) -> Mark:
         signals.append(bound)
     else:
         caps.append(Cap(3, "how near the hardware's bound it runs is not known"))
-    signals += _code(observed)
+    if (slower := _slower(observed)) is not None:
+        caps.append(slower)
+    code, spills = _code(observed)
+    signals += code
+    caps += spills
     signals += _counters(observed)
     own = observed.own
     if own is None:
@@ -71,6 +78,22 @@ def _bound(observed: Observed) -> Signal | None:
     return Signal(found, reason, weight=3)
 
 
+def _slower(observed: Observed) -> Cap | None:
+    """A stock option is faster, by more than was measured as noise."""
+    evaluation = observed.evaluation
+    over, program = evaluation.speedup.get("over_best"), evaluation.timings.get("program")
+    if over is None or program is None or not over < 1:
+        return None
+    name = min(
+        (n for n in evaluation.speedup if n != "over_best" and n in evaluation.timings),
+        key=lambda n: abs(evaluation.speedup[n] - over),
+        default="",
+    )
+    if not name or overlap(program, evaluation.timings[name]):
+        return None
+    return Cap(3, f"slower than stock: {over:.2f}x {name}")
+
+
 def ran(observed: Observed) -> list[KernelSass]:
     """Machine code of the Program's kernels that its Profile shows at work; of all of them without a Profile."""
     if observed.profile is None:
@@ -80,18 +103,18 @@ def ran(observed: Observed) -> list[KernelSass]:
     return [kernel for kernel in observed.sass if kernel.function in names]
 
 
-def _code(observed: Observed) -> list[Signal]:
+def _code(observed: Observed) -> tuple[list[Signal], list[Cap]]:
     kernels = ran(observed)
     if not kernels:
-        return []
+        return [], []
     shown: list[str] = [technique for technique in TECHNIQUES if any(kernel.shows(technique) for kernel in kernels)]
     if any(kernel.shared_bytes or any(s.startswith("shared") for s in kernel.accesses) for kernel in kernels):
         shown.append("shared_memory")
-    spills = sum(kernel.local_accesses for kernel in kernels)
-    found = min(2 + len(shown), 5) - (1 if spills else 0)
     words = ", ".join(shown).replace("_", " ") or "none of the usual techniques"
-    tail = f"; {spills} accesses to local memory" if spills else "; no spills"
-    return [Signal(found, f"machine code of the kernels that ran: {words}{tail}")]
+    signal = Signal(min(2 + len(shown), 5), f"machine code of the kernels that ran: {words}")
+    spilling = [kernel for kernel in kernels if kernel.local_accesses > SPILLS * kernel.instructions]
+    caps = [Cap(3, f"{k.function[:60]} has {k.local_accesses} accesses to local memory") for k in spilling[:3]]
+    return [signal], caps
 
 
 def _counters(observed: Observed) -> list[Signal]:
