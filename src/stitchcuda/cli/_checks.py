@@ -124,13 +124,27 @@ def _compiler(name: str, finder: str, needed: bool, fix: str) -> Check:
 
 
 def _tool(command: str, name: str, use: str, gpu: bool) -> Check:
-    found = shutil.which(command) or next(
-        (str(p) for p in sorted(Path("/usr/local/cuda/bin").glob(command)) if os.access(p, os.X_OK)), None
-    )
+    found = _find_tool(command)
     if found:
         return Check(command, "ok", found)
     return Check(
         command, "optional", "not found", f"install {name} for {use}" if gpu else f"{use}: on a GPU machine only"
+    )
+
+
+def _find_tool(command: str) -> str | None:
+    """Where the rooms that use a tool find it, Nsight Compute's own copy of nsys included."""
+    from stitchcuda.errors import ToolMissing
+    from stitchcuda.profiling.ncu import find_ncu
+    from stitchcuda.profiling.nsys import find_nsys
+
+    with contextlib.suppress(ToolMissing):
+        if command == "nsys":
+            return str(find_nsys().path)
+        if command == "ncu":
+            return str(find_ncu())
+    return shutil.which(command) or next(
+        (str(p) for p in sorted(Path("/usr/local/cuda/bin").glob(command)) if os.access(p, os.X_OK)), None
     )
 
 
