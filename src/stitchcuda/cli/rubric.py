@@ -109,7 +109,7 @@ def score(
             improves=earlier,
             feedback=word,
         )
-        rubric = _task_rubric(session, observer)
+        rubric = _task_rubric(session, observer, measure=seen.evaluation.passed)
     skill: Skill = "improve" if earlier is not None else "scratch"
     marks = mark(seen, skill)
     step_before = seen.previous if asked is not None and seen.previous is not None and seen.previous.passed else None
@@ -170,15 +170,15 @@ def _observer(session: Session, counters: int) -> Observer:
     )
 
 
-def _task_rubric(session: Session, observer: Observer) -> TaskRubric | None:
-    """The rubric that is kept for the task; else the one its profile gives, where that was taken."""
+def _task_rubric(session: Session, observer: Observer, *, measure: bool) -> TaskRubric | None:
+    """The rubric that is kept for the task; else, with ``measure``, the one that its profile gives."""
     from stitchcuda.reward import task_rubric
     from stitchcuda.workflow.run import data_folder
 
     path = task_rubric.place(data_folder(), session.task, session.device)
     if (kept := task_rubric.stored(path, session.task)) is not None:
         return kept
-    found = observer.reference()
+    found = observer.reference() if measure else None
     return task_rubric.make(session.task, found, session.device, observer.bound()) if found is not None else None
 
 
@@ -226,8 +226,10 @@ def _show(evaluation: Evaluation, marks: RubricScore, gained: Reward, rubric: Ta
     table.add_column("evidence")
     for name in DIMENSIONS:
         given = marks.marks[name]
-        reasons = "\n".join([*map(escape, given.reasons), f"[dim]{escape(anchors.anchor(name, given.score))}[/]"])
-        table.add_row(name.replace("_", " "), f"{given.score:g}", reasons)
+        reasons = [escape(reason) for reason in given.reasons]
+        if evaluation.passed:
+            reasons.append(f"[dim]{escape(anchors.anchor(name, given.score))}[/]")
+        table.add_row(name.replace("_", " "), f"{given.score:g}", "\n".join(reasons))
     console.print(table)
     console.print(f"total {marks.total:g} of 20 ({marks.skill}, by {marks.source})", highlight=False)
     if gained.speedup is None or gained.rubric is None or gained.multiplier is None:
