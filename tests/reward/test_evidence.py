@@ -147,6 +147,15 @@ def test_an_operator_that_still_runs_half_as_often_is_half_covered() -> None:
     assert cover(REFERENCE, half).operators[0].covered == pytest.approx(0.5)
 
 
+def test_what_a_long_profile_does_not_show_is_not_taken_for_gone() -> None:
+    before = profile([kernel("long", 10), *(kernel(f"short_{n}", 0.1) for n in range(19))])
+    after = profile([kernel("mine", 2, "own"), *(kernel(f"short_{n}", 0.1) for n in range(18)), kernel("another", 0.1)])
+    found = cover(before, after)
+    last = next(operator for operator in found.operators if operator.name == "short_18")
+    assert last.covered == 0
+    assert found.operators[0].covered > 0.9
+
+
 def test_headroom_is_logarithmic_and_bounded() -> None:
     assert headroom(best=4, program=2, bound=1) == pytest.approx(0.5)
     assert headroom(best=4, program=5, bound=1) == 0

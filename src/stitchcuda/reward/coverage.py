@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from stitchcuda.profiling.diagnosis import short
 from stitchcuda.profiling.families import Family, family
 from stitchcuda.profiling.model import KernelTime, Profile
+from stitchcuda.profiling.profiler import SHOWN
 
 LIBRARY_GAIN = 4.0
 """A library's other kernel for the same work is taken to be at most so many times faster than the one it replaces."""
@@ -67,11 +68,13 @@ def dominant(found: list[Operator]) -> list[Operator]:
 def cover(reference: Profile, program: Profile) -> Coverage:
     """Match kernels by name; what is gone counts as covered as far as no library or framework kernel came for it.
 
-    A kernel that still runs covers the share of its calls that are gone. Newcomers of a library or the framework are
-    charged against what is gone of the same family of work, ``LIBRARY_GAIN`` times over, and against all that is gone
-    where nothing of their family is. In the end own kernels cover at most ``OWN_GAIN`` times their own time.
+    A kernel that still runs covers the share of its calls that are gone; one that is too short for a full list of the
+    Program's kernels is taken to still run. Newcomers of a library or the framework are charged against what is gone of
+    the same family of work, ``LIBRARY_GAIN`` times over, and against all that is gone where nothing of their family is.
+    In the end own kernels cover at most ``OWN_GAIN`` times their own time.
     """
     before, after = _work(reference), _work(program)
+    unseen = min(kernel.seconds for kernel in program.kernels) if len(program.kernels) >= SHOWN else 0.0
     known = {short(kernel.name) for kernel in before}
     calls: defaultdict[str, float] = defaultdict(float)
     newcomers: defaultdict[Family, float] = defaultdict(float)
@@ -90,7 +93,9 @@ def cover(reference: Profile, program: Profile) -> Coverage:
     by_family: defaultdict[Family, float] = defaultdict(float)
     for at, kernel in enumerate(before):
         name = short(kernel.name)
-        kept = min(calls[name] / once[name], 1.0) if once[name] > 0 else float(name in calls)
+        kept = min(calls.get(name, 0.0) / once[name], 1.0) if once[name] > 0 else float(name in calls)
+        if name not in calls and kernel.seconds <= unseen:
+            kept = 1.0
         gone[at] = kernel.seconds * (1 - kept)
         by_family[family(kernel.name, kernel.operator)] += gone[at]
     rest = sum(seconds for kind, seconds in newcomers.items() if by_family.get(kind, 0.0) == 0)
