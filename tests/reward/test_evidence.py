@@ -194,6 +194,11 @@ def test_a_repair_is_an_improvement() -> None:
     assert mark(seen, "improve").marks["skill_compliance"].score == 5
 
 
+def test_a_repair_that_gives_the_work_back_to_stock_kernels_is_none() -> None:
+    seen = Observed(evaluation(own=0.0), REFERENCE, REFERENCE, previous=evaluation("crashed"))
+    assert mark(seen, "improve").marks["skill_compliance"].score == 2
+
+
 def test_an_improvement_of_nothing_known_is_at_most_average() -> None:
     assert mark(BEST, "improve").marks["skill_compliance"].score == 3
 

@@ -18,7 +18,7 @@ from stitchcuda.program.model import Manifest
 from stitchcuda.reward.coverage import Coverage
 from stitchcuda.reward.formula import overlap
 from stitchcuda.reward.model import Mark, Skill
-from stitchcuda.reward.observed import Observed
+from stitchcuda.reward.observed import PART, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
 MOVED = (0.0, 0.1, 0.25, 0.5)
@@ -46,6 +46,11 @@ def skill_compliance(observed: Observed, skill: Skill) -> Mark:
         signals += more
         caps += bounds
     if skill == "improve":
+        if observed.own is not None and observed.own < PART:
+            kept = 2 if observed.own < SHOW and not observed.host_work else 3
+            caps.append(
+                Cap(kept, f"own kernels take {observed.own:.1%} of the time: the work went back to stock kernels")
+            )
         if observed.before is None and observed.previous is None:
             caps.append(Cap(3, "what it was to improve was not measured"))
         if observed.previous is not None:
