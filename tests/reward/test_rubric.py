@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from stitchcuda.errors import RewardError
 from stitchcuda.evaluation.model import SpeedOfLight
-from stitchcuda.hardware.model import Device
+from stitchcuda.hardware.model import Ceilings, Device
 from stitchcuda.reward.model import DIMENSIONS, Skill
 from stitchcuda.reward.rubric import Rubric, load
 from stitchcuda.reward.task_rubric import make, place, store, stored
@@ -50,6 +50,23 @@ def test_a_task_rubric_names_dominant_operators_and_what_a_good_program_would_do
     assert "replay a graph" in text
     assert "1 ms" in text
     assert [ask.gain for ask in rubric.asks] == sorted((ask.gain for ask in rubric.asks), reverse=True)
+
+
+def test_a_task_rubric_holds_the_ceilings_of_the_device_where_they_were_measured() -> None:
+    assert make(TASK, REFERENCE, DEVICE).copy_bytes_per_second is None
+    measured = Ceilings(copy_bytes_per_second=4e12, flops_per_second={"fp32": 5e13}, measured_on="2026-11-29")
+    rubric = make(TASK, REFERENCE, DEVICE.model_copy(update={"ceilings": measured}))
+    assert (rubric.copy_bytes_per_second, rubric.flops_per_second) == (4e12, 5e13)
+
+
+def test_graphs_are_asked_for_on_cuda_and_a_bound_only_where_it_is_far() -> None:
+    target = Target(kind="cpu", arch="native")
+    near = BOUND.model_copy(update={"bound_seconds": 8e-3})
+    rubric = make(TASK, REFERENCE, DEVICE.model_copy(update={"target": target}), near)
+    text = " | ".join(ask.text for ask in rubric.asks)
+    assert "graph" not in text
+    assert "call fewer operators" in text
+    assert "bound of" not in text
 
 
 def test_a_recurrent_reference_is_asked_to_keep_its_weights_on_the_chip() -> None:

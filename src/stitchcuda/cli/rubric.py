@@ -259,5 +259,12 @@ def _show_asks(rubric: TaskRubric) -> None:
         highlight=False,
     )
     console.print(f"dominant operators: {escape(names)}", highlight=False)
+    ceilings = []
+    if rubric.copy_bytes_per_second is not None:
+        ceilings.append(f"{rubric.copy_bytes_per_second / 1e9:.4g} GB/s copied")
+    if rubric.flops_per_second is not None:
+        ceilings.append(f"{rubric.flops_per_second / 1e12:.3g} TFLOP/s")
+    if ceilings:
+        console.print(f"measured ceilings: {', '.join(ceilings)}", highlight=False)
     for ask in rubric.asks:
         console.print(f"- {escape(ask.text)}; up to {ask.gain:.1f}x", highlight=False)

@@ -64,7 +64,9 @@ class TaskRubric(BaseModel):
     bottleneck: Bottleneck
     evidence: str
     wall_seconds: float = Field(gt=0, description="of one call of the reference")
-    bound_seconds: float | None = Field(default=None, gt=0, description="no correct program is known to be faster")
+    bound_seconds: float | None = Field(default=None, gt=0, description="speed of light of the task's work")
+    copy_bytes_per_second: float | None = Field(default=None, gt=0, description="measured ceiling, read plus written")
+    flops_per_second: float | None = Field(default=None, gt=0, description="measured ceiling of the precision class")
     dominant: list[Dominant] = Field(description="by falling time; together 80 % of the device time")
     asks: list[Ask] = Field(min_length=1, description="by falling gain")
 
@@ -77,13 +79,13 @@ def make(task: Task, reference: Profile, device: Device, bound: SpeedOfLight | N
         raise RewardError(f"the profile of {task.name} shows no work, so nothing can be asked; profile it again")
     chosen = dominant(found)
     shown = [Dominant(operator=o.name, family=o.family, share=min(o.share, 1.0), seconds=o.seconds) for o in chosen]
-    asks = [*_fusion(chosen, wall), *_heavy(chosen, wall, task.precision), *_host(reference)]
-    if bound is not None and bound.bound_seconds > 0:
+    asks = [*_fusion(chosen, wall), *_heavy(chosen, wall, task.precision), *_host(reference, device)]
+    if bound is not None and 0 < NEAR * bound.bound_seconds < wall:
         text = (
             f"come within {NEAR:g} times the bound of {bound.bound_seconds * 1e3:.4g} ms a call ({bound.binds}); "
             f"the reference takes {wall * 1e3:.4g} ms"
         )
-        asks.append(Ask(text=text, gain=max(wall / (NEAR * bound.bound_seconds), 1.0)))
+        asks.append(Ask(text=text, gain=wall / (NEAR * bound.bound_seconds)))
     if not asks:
         first = chosen[0]
         asks.append(Ask(text=f"take over {first.name}, the longest operator", gain=1.0))
@@ -96,6 +98,8 @@ def make(task: Task, reference: Profile, device: Device, bound: SpeedOfLight | N
         evidence=reference.evidence,
         wall_seconds=wall,
         bound_seconds=bound.bound_seconds if bound is not None and bound.bound_seconds > 0 else None,
+        copy_bytes_per_second=_known(device.ceilings.copy_bytes_per_second if device.ceilings else 0.0),
+        flops_per_second=_known(device.ceilings.rate(task.precision) if device.ceilings else 0.0),
         dominant=shown,
         asks=sorted(asks, key=lambda ask: -ask.gain),
     )
@@ -130,6 +134,10 @@ def stored(path: Path, task: Task) -> TaskRubric | None:
     return rubric
 
 
+def _known(ceiling: float) -> float | None:
+    return ceiling if ceiling > 0 else None
+
+
 def _fusion(chosen: list[Operator], wall: float) -> list[Ask]:
     light = [operator for operator in chosen if operator.family in ("pointwise", "reduction", "copy")]
     seconds = sum(operator.seconds for operator in light)
@@ -157,12 +165,15 @@ def _heavy(chosen: list[Operator], wall: float, precision: Precision) -> list[As
     return asks
 
 
-def _host(reference: Profile) -> list[Ask]:
+def _host(reference: Profile, device: Device) -> list[Ask]:
     line = reference.timeline
     asks = []
     if line.gap_seconds >= IDLE * line.wall_seconds:
         share = line.gap_seconds / line.wall_seconds
-        text = f"launch less or replay a graph: for {share:.0%} of the call nothing runs ({line.launches} launches)"
+        if device.target.kind == "cuda":
+            text = f"launch less or replay a graph: for {share:.0%} of the call nothing runs ({line.launches} launches)"
+        else:
+            text = f"call fewer operators: {share:.0%} of the call is spent between {line.launches} of them"
         asks.append(Ask(text=text, gain=amdahl(share, 10.0)))
     if line.copy_seconds >= COPIES * line.wall_seconds:
         share = line.copy_seconds / line.wall_seconds
