@@ -6,14 +6,14 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from stitchcuda import __version__
 from stitchcuda.agents.lookup import Librarian, Library
-from stitchcuda.agents.roles import Mind
+from stitchcuda.agents.roles import Mind, ReplyLog
 from stitchcuda.errors import RunError, StitchError, TaskError
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.files import load_program
@@ -31,6 +31,10 @@ from stitchcuda.workflow.journal import NAME, Journal
 from stitchcuda.workflow.machine import AwaitingApproval, Machine
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.storage import full_disk_is_an_error
+
+
+Replies = Callable[[Journal], ReplyLog]
+"""Puts something between the model and the journal of its replies, such as limits that several runs share."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -59,18 +63,19 @@ def optimize(
     mind: Mind | None = None,
     bench: Bench | None = None,
     librarian: Librarian | None = None,
+    replies: Replies | None = None,
 ) -> Result:
     """Start a run in a new folder under ``runs`` and take it to its end.
 
-    ``mind``, ``bench`` and ``librarian`` replace what ``config`` names. Raises StitchError for what cannot be used,
-    and leaves no folder then; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be
+    ``mind``, ``bench`` and ``librarian`` replace what ``config`` names; ``replies`` sees every request to a model of
+    ``config``'s. Raises StitchError for what cannot be used, and leaves no folder then; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be
     resumed.
     """
     created = _create(config)
     folder = RunFolder.new(runs, created.task, config)
     with Journal.create(folder.path) as journal:
         try:
-            mind = mind or make_mind(config, journal, events, config.limits())
+            mind = mind or make_mind(config, replies(journal) if replies else journal, events, config.limits())
         except StitchError:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
@@ -91,6 +96,7 @@ def resume(
     mind: Mind | None = None,
     bench: Bench | None = None,
     librarian: Librarian | None = None,
+    replies: Replies | None = None,
 ) -> Result:
     """Go on with a run where its journal ends; a finished one gives its result again.
 
@@ -108,7 +114,7 @@ def resume(
         created = None if journal.replaying else _create(config)
         limits = _limits(config, journal)
         raised = limits.model_copy(update=more) if more else None
-        mind = mind or make_mind(config, journal, events, raised or limits)
+        mind = mind or make_mind(config, replies(journal) if replies else journal, events, raised or limits)
         return _drive(folder, journal, created, True, events, ask, mind, bench, librarian, raised)
 
 
@@ -145,7 +151,7 @@ def _plain(config: RunConfig) -> dict[str, object]:
     return config.model_dump(mode="json", exclude_none=True)
 
 
-def make_mind(config: RunConfig, journal: Journal, sink: events.EventSink, limits: Limits) -> Mind:
+def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limits: Limits) -> Mind:
     """The mind that the settings name. Raises KeyMissing without a key, StitchError for a wrong name."""
     if config.free:
         from stitchcuda.recipes.mind import mind as recipes
