@@ -22,8 +22,9 @@ from stitchcuda.knowledge.reading import prepare
 from stitchcuda.workflow import events
 from stitchcuda.workflow.approval import approval, later
 from stitchcuda.workflow.folder import RunFolder
-from stitchcuda.workflow.journal import NAME, Journal, read_records
+from stitchcuda.workflow.journal import Journal
 from stitchcuda.workflow.machine import Machine
+from stitchcuda.workflow.records import NAME, read_records
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.run import optimize, resume
 from tests.agents.support import hasty

@@ -11,7 +11,7 @@ import pytest
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.workflow.folder import RunFolder, find_run, list_runs
-from stitchcuda.workflow.journal import NAME, read_records
+from stitchcuda.workflow.records import NAME, read_records
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.story import read_story
 from tests.workflow.world import Ear, ToyBench, ToyMind, config, go, idea, new_folder

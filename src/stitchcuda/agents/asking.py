@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
@@ -177,4 +178,4 @@ def _run(conversation: Coroutine[Any, Any, Answer]) -> Answer:
     except RuntimeError:
         return asyncio.run(conversation)
     with concurrent.futures.ThreadPoolExecutor(max_workers=1) as pool:
-        return pool.submit(asyncio.run, conversation).result()
+        return pool.submit(contextvars.copy_context().run, asyncio.run, conversation).result()

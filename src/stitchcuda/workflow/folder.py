@@ -25,6 +25,7 @@ from stitchcuda.program.files import load_program, write_program
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
 from stitchcuda.workflow import journal as journals
+from stitchcuda.workflow import records as lines
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.result import Best, Result, finite
 from stitchcuda.workflow.storage import FULL, full_disk_is_an_error, place_folder, sweep, write_whole
@@ -179,13 +180,13 @@ class Listed:
 
 def listed(path: Path) -> Listed:
     """What can be said about a folder; never raises for what is in it."""
-    if not (path / journals.NAME).is_file() and not (path / CONFIG).is_file():
-        return Listed(path, "not a run", problem=f"no {journals.NAME}")
+    if not (path / lines.NAME).is_file() and not (path / CONFIG).is_file():
+        return Listed(path, "not a run", problem=f"no {lines.NAME}")
     try:
         config = RunConfig.read(path / CONFIG)
-        records = journals.read_records(path / journals.NAME)[0] if (path / journals.NAME).is_file() else []
+        records = lines.read_records(path / lines.NAME)[0] if (path / lines.NAME).is_file() else []
         result = RunFolder(path).summary()
-        if result is not None and records and journals.ends(records[-1]):
+        if result is not None and records and lines.ends(records[-1]):
             return Listed(
                 path,
                 result.status,

@@ -1,25 +1,26 @@
 """The journal of a run: append-only, every effect durable before it counts, and replayed on resume.
 
-A line is one JSON object whose ``sha256`` covers the line and, through ``prev``, all lines before it. A line that a
-killed process left unfinished is cut; anything else that does not verify is damage and is refused.
+A line that a killed process left unfinished is cut; anything else that does not verify is damage and is refused.
 
 Replay: the workflow is deterministic given its effects, so a resumed run starts from the beginning and is served
-each effect from here, in order, until the journal ends and live work goes on. Replies of model providers are kept
+each effect from here, in order, until the journal ends and live work goes on. Work that goes side by side has a lane
+each, with an order of its own: how the lanes' lines are mixed says nothing. Replies of model providers are kept
 beside that order, under their request's key, because one effect may take several paid requests.
-What an effect means is the workflow's business, not this file's.
+What a line holds is in ``records``; what an effect means is the workflow's business.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
-import hashlib
 import json
 import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,114 +30,143 @@ from pydantic import BaseModel, ValidationError
 from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.agents.spending import Spend
 from stitchcuda.errors import RunError
+from stitchcuda.workflow.records import MAIN, NAME, REFERENCES, REPLY, Record, canonical, digest_of, ends, read_records
 from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
 
-NAME = "journal.jsonl"
 LOCK = "lock"
-REPLY = "reply"
-REFERENCES = "references"
-"""The kind of effect that comes before a role's requests in one node, instead of after them."""
 
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class Record:
-    """One verified line."""
+class Lane:
+    """One order of effects in a journal; used by one thread at a time.
 
-    seq: int
-    kind: str
-    """'reply' for a provider's reply, otherwise the kind of effect: 'plan', 'code', 'evaluation', ..."""
-    node: str
-    """State-machine node instance in which it happened, e.g. 'code#3'."""
-    data: dict[str, Any]
-    seconds: float
-    """Wall time that the effect took, seconds."""
-    at: str
-    """When it was written, ISO 8601."""
-    digest: str
-
-
-def _canonical(data: dict[str, Any]) -> bytes:
-    """Equal bytes for equal contents; NaN is equal to itself here."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _digest(line: dict[str, Any]) -> str:
-    """SHA-256 over the line without its own hash."""
-    return hashlib.sha256(_canonical({n: v for n, v in line.items() if n != "sha256"})).hexdigest()
-
-
-def read_records(path: Path) -> tuple[list[Record], int]:
-    """All whole records of a journal, and the length in bytes they take (what follows is a torn line).
-
-    Raises RunError when there is no journal or a whole line does not verify.
+    ``node`` is the state-machine node that effects belong to; the workflow sets it.
     """
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise RunError(f"{path.parent} is not a run: it has no {NAME}.") from None
-    records: list[Record] = []
-    length, previous = 0, ""
-    for number, raw in enumerate(content.split(b"\n")[:-1], start=1):
-        record = _verified(path, number, raw, previous)
-        records.append(record)
-        previous = record.digest
-        length += len(raw) + 1
-    return records, length
 
+    def __init__(self, journal: Journal, name: str, effects: list[Record]) -> None:
+        self.name = name
+        self.elapsed = 0.0
+        """Seconds of this lane's effects so far, replayed ones as journaled."""
+        self.served = 0
+        """Effects that are done: served, or made live."""
+        self._journal = journal
+        self._effects = effects
+        self._node = "prepare#0"
 
-def ends(record: Record) -> bool:
-    """After this record a run is done."""
-    return record.kind == "state" and record.data.get("to") == "done"
+    @property
+    def node(self) -> str:
+        """Unique in the run: a lane's name stands before its nodes' names."""
+        return f"{self.name}:{self._node}" if self.name else self._node
 
+    @node.setter
+    def node(self, value: str) -> None:
+        self._node = value
 
-def _verified(path: Path, number: int, raw: bytes, previous: str) -> Record:
-    try:
-        line = json.loads(raw)
-        if _digest(line) != line["sha256"]:
-            raise ValueError("its contents do not match its hash")
-        if line["seq"] != number - 1 or line["prev"] != previous:
-            raise ValueError("a line before it is missing or was moved")
-        return Record(
-            seq=line["seq"],
-            kind=line["kind"],
-            node=line["node"],
-            data=line["data"],
-            seconds=line["seconds"],
-            at=line["at"],
-            digest=line["sha256"],
+    @property
+    def replaying(self) -> bool:
+        """The next effect comes from the journal."""
+        return self.served < len(self._effects)
+
+    @property
+    def upcoming(self) -> str:
+        """Kind of the next effect that will be served; empty when the next one is live."""
+        return self._effects[self.served].kind if self.replaying else ""
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Within, model requests of this thread belong to this lane's node."""
+        token = _ACTIVE.set(self)
+        try:
+            yield
+        finally:
+            _ACTIVE.reset(token)
+
+    def effect(self, kind: str, model: type[Model], produce: Callable[[], Model]) -> Model:
+        """The result of an effect: as journaled, or by ``produce()`` and then journaled durably.
+
+        A live result makes the same round trip through JSON as a replayed one, so that both runs see equal values.
+        An exception of ``produce`` leaves no record; on resume the effect is tried again.
+        Raises RunError when the journal holds another effect at this place.
+        """
+        if self.replaying:
+            record = self._effects[self.served]
+            if (record.kind, record.node) != (kind, self.node):
+                raise self._diverged(record, kind)
+            try:
+                value = model.model_validate(record.data)
+            except ValidationError as error:
+                raise RunError(
+                    f"{self._journal.path}: record {record.seq} is not a valid {kind} ({error.errors()[0]['msg']}); "
+                    "the run was made by another version of stitchcuda."
+                ) from None
+            self.served += 1
+            self.elapsed += record.seconds
+            return value
+        started = time.monotonic()
+        value = produce()
+        seconds = round(time.monotonic() - started, 3)
+        data = json.loads(json.dumps(value.model_dump(mode="json")))
+        value = model.model_validate(data)
+        self._append(kind, data, seconds)
+        self.elapsed += seconds
+        return value
+
+    def note(self, kind: str, data: dict[str, Any]) -> None:
+        """Journal a fact that follows from earlier effects (a state change); on replay it must be the same."""
+        if not self.replaying:
+            self._append(kind, data, 0.0)
+            return
+        record = self._effects[self.served]
+        if (record.kind, record.node) != (kind, self.node) or canonical(record.data) != canonical(data):
+            raise self._diverged(record, f"{kind} {data}")
+        self.served += 1
+
+    def last(self, kind: str) -> dict[str, Any] | None:
+        """The newest journaled effect of this kind in this lane."""
+        return next((r.data for r in reversed(self._effects) if r.kind == kind), None)
+
+    def _append(self, kind: str, data: dict[str, Any], seconds: float) -> None:
+        self._effects.append(self._journal.write(kind, self.node, data, seconds))
+        self.served += 1
+
+    def _diverged(self, record: Record, wanted: str) -> RunError:
+        journal = self._journal
+        return RunError(
+            f"{journal.path}: record {record.seq} is '{record.kind}' at {record.node}, but this version of stitchcuda "
+            f"does '{wanted}' at {self.node} there. Resume with the version that began the run, or start a new one "
+            f"with --from {journal.folder / 'best'}."
         )
-    except (ValueError, KeyError, TypeError) as error:
-        raise RunError(
-            f"{path} is damaged at line {number} ({error}), so the run cannot be resumed. Restore the file from a "
-            f"copy, or start a new run from its best program: `stitchcuda optimize TASK --from {path.parent / 'best'}`."
-        ) from None
+
+
+_ACTIVE: ContextVar[Lane | None] = ContextVar("active lane", default=None)
 
 
 class Journal:
     """An open journal: one process at a time, held by a lock that dies with the process.
 
-    Implements ``agents.roles.ReplyLog``. ``node`` is the state-machine node that effects belong to; the workflow
-    sets it.
+    Implements ``agents.roles.ReplyLog``. What it offers of a lane's methods is the main lane's.
     """
 
     def __init__(self, folder: Path, lock: int, records: list[Record], length: int) -> None:
         self.folder = folder
         self.path = folder / NAME
-        self.node = "prepare#0"
-        self.elapsed = 0.0
-        """Seconds of all effects so far, replayed ones as journaled: the clock that budgets go by."""
-        self.served = 0
-        """Effects served from the journal instead of being repeated."""
         self._lock = lock
         self._writing = threading.Lock()
-        self._effects = [r for r in records if r.kind != REPLY]
+        effects: defaultdict[str, list[Record]] = defaultdict(list)
+        self._nodes: set[str] = set()
+        """Nodes with an effect other than a look-up."""
         self._replies: dict[RequestKey, ReplyRecord] = {}
         for record in records:
             if record.kind == REPLY:
                 reply = ReplyRecord.model_validate(record.data)
                 self._replies[reply.key] = reply
+            else:
+                effects[record.lane].append(record)
+                self._remember(record)
+        self.main = Lane(self, MAIN, effects.pop(MAIN, []))
+        self._journaled = effects
+        """Effects of lanes that nobody asked for yet."""
         self._seq = len(records)
         self._previous = records[-1].digest if records else ""
         self._length = length
@@ -174,10 +204,11 @@ class Journal:
 
     def close(self) -> None:
         """Release the file and the lock."""
-        if self._stream >= 0:
-            os.close(self._stream)
-            os.close(self._lock)
-            self._stream = -1
+        with self._writing:
+            if self._stream >= 0:
+                os.close(self._stream)
+                os.close(self._lock)
+                self._stream = -1
 
     def __enter__(self) -> Self:
         return self
@@ -187,89 +218,75 @@ class Journal:
     ) -> None:
         self.close()
 
+    def lane(self, name: str) -> Lane:
+        """The lane by this name, from its beginning. Its part before the first dot names those it goes beside."""
+        if not name or ":" in name:
+            raise ValueError(f"'{name}' is no name of a lane; expected one without ':'.")
+        return Lane(self, name, self._journaled.pop(name, []))
+
+    @property
+    def node(self) -> str:
+        """The node that model requests of this thread belong to."""
+        active = _ACTIVE.get()
+        return active.node if active is not None and active._journal is self else self.main.node
+
+    @node.setter
+    def node(self, value: str) -> None:
+        self.main.node = value
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the main lane's effects so far."""
+        return self.main.elapsed
+
+    @property
+    def served(self) -> int:
+        """Effects of the main lane that are done."""
+        return self.main.served
+
     @property
     def replaying(self) -> bool:
-        """The next effect comes from the journal."""
-        return self.served < len(self._effects)
+        """The main lane's next effect comes from the journal."""
+        return self.main.replaying
 
     @property
     def upcoming(self) -> str:
-        """Kind of the next effect that will be served; empty when the next one is live."""
-        return self._effects[self.served].kind if self.replaying else ""
+        """Kind of the main lane's next effect that will be served; empty when the next one is live."""
+        return self.main.upcoming
 
     @property
     def ended(self) -> bool:
         """The run came to its end; nothing was begun after it."""
-        last = self._effects[-1] if self._effects else None
+        last = self.main._effects[-1] if self.main._effects else None
         return last is not None and ends(last)
 
     def last(self, kind: str) -> dict[str, Any] | None:
-        """The newest journaled effect of this kind."""
-        return next((r.data for r in reversed(self._effects) if r.kind == kind), None)
+        """The newest journaled effect of this kind in the main lane."""
+        return self.main.last(kind)
 
     def effect(self, kind: str, model: type[Model], produce: Callable[[], Model]) -> Model:
-        """The result of an effect: as journaled, or by ``produce()`` and then journaled durably.
-
-        A live result makes the same round trip through JSON as a replayed one, so that both runs see equal values.
-        An exception of ``produce`` leaves no record; on resume the effect is tried again.
-        Raises RunError when the journal holds another effect at this place.
-        """
-        if self.replaying:
-            record = self._effects[self.served]
-            if (record.kind, record.node) != (kind, self.node):
-                raise self._diverged(record, kind)
-            try:
-                value = model.model_validate(record.data)
-            except ValidationError as error:
-                raise RunError(
-                    f"{self.path}: record {record.seq} is not a valid {kind} ({error.errors()[0]['msg']}); "
-                    "the run was made by another version of stitchcuda."
-                ) from None
-            self.served += 1
-            self.elapsed += record.seconds
-            return value
-        started = time.monotonic()
-        value = produce()
-        seconds = round(time.monotonic() - started, 3)
-        data = json.loads(json.dumps(value.model_dump(mode="json")))
-        value = model.model_validate(data)
-        self._append(kind, data, seconds)
-        self.served += 1
-        self._effects.append(Record(self._seq - 1, kind, self.node, data, seconds, "", self._previous))
-        self.elapsed += seconds
-        return value
+        """An effect of the main lane."""
+        return self.main.effect(kind, model, produce)
 
     def note(self, kind: str, data: dict[str, Any]) -> None:
-        """Journal a fact that follows from earlier effects (a state change); on replay it must be the same."""
-        if self.replaying:
-            record = self._effects[self.served]
-            if (record.kind, record.node) != (kind, self.node) or _canonical(record.data) != _canonical(data):
-                raise self._diverged(record, f"{kind} {data}")
-            self.served += 1
-            return
-        self._append(kind, data, 0.0)
-        self.served += 1
-        self._effects.append(Record(self._seq - 1, kind, self.node, data, 0.0, "", self._previous))
+        """A note of the main lane."""
+        self.main.note(kind, data)
 
-    def _diverged(self, record: Record, wanted: str) -> RunError:
-        return RunError(
-            f"{self.path}: record {record.seq} is '{record.kind}' at {record.node}, but this version of stitchcuda "
-            f"does '{wanted}' at {self.node} there. Resume with the version that began the run, or start a new one "
-            f"with --from {self.folder / 'best'}."
-        )
-
-    def _append(self, kind: str, data: dict[str, Any], seconds: float) -> None:
+    def write(self, kind: str, node: str, data: dict[str, Any], seconds: float) -> Record:
+        """Append one line; durable when this returns. For lanes."""
         with self._writing, full_disk_is_an_error(self.folder):
+            if self._stream < 0:
+                raise RunError(f"{self.path} is closed; what was still under way is not kept.")
             line: dict[str, Any] = {
                 "seq": self._seq,
                 "kind": kind,
-                "node": self.node,
+                "node": node,
                 "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
                 "seconds": seconds,
                 "data": data,
                 "prev": self._previous,
             }
-            line["sha256"] = _digest(line)
+            line["sha256"] = digest_of(line)
             raw = json.dumps(line, separators=(",", ":")).encode() + b"\n"
             try:
                 _write_all(self._stream, raw, self._length)
@@ -280,6 +297,13 @@ class Journal:
             self._length += len(raw)
             self._seq += 1
             self._previous = line["sha256"]
+            record = Record(self._seq - 1, kind, node, data, seconds, line["at"], self._previous)
+            self._remember(record)
+            return record
+
+    def _remember(self, record: Record) -> None:
+        if record.kind not in (REFERENCES, REPLY):
+            self._nodes.add(record.node)
 
     # What the model layer sees (agents.roles.ReplyLog).
 
@@ -289,13 +313,14 @@ class Journal:
 
     def append(self, record: ReplyRecord) -> None:
         """Journal a provider's reply; durable when this returns."""
-        self._append(REPLY, json.loads(json.dumps(record.model_dump(mode="json"))), 0.0)
-        self._replies[record.key] = record
+        self.write(REPLY, record.key.node, json.loads(json.dumps(record.model_dump(mode="json"))), 0.0)
+        with self._writing:
+            self._replies[record.key] = record
 
     def spent(self) -> Spend:
         """What went to effects that are journaled whole: their requests will not be seen again by this process."""
-        whole = {effect.node for effect in self._effects if effect.kind != REFERENCES}
-        replies = [reply for key, reply in self._replies.items() if key.node in whole]
+        with self._writing:
+            replies = [reply for key, reply in self._replies.items() if key.node in self._nodes]
         return Spend(
             requests=len(replies),
             input_tokens=sum(r.input_tokens for r in replies),
@@ -306,7 +331,8 @@ class Journal:
     @property
     def replies(self) -> list[ReplyRecord]:
         """Every paid reply so far, in the order in which they came."""
-        return list(self._replies.values())
+        with self._writing:
+            return list(self._replies.values())
 
 
 def _write_all(stream: int, raw: bytes, offset: int) -> None:

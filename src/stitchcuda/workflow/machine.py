@@ -38,7 +38,8 @@ from stitchcuda.workflow.effects import (
     Stocked,
 )
 from stitchcuda.workflow.folder import RunFolder
-from stitchcuda.workflow.journal import REFERENCES, Journal
+from stitchcuda.workflow.journal import Journal
+from stitchcuda.workflow.records import REFERENCES
 from stitchcuda.workflow.result import NOISE, Best, Result
 from stitchcuda.workflow.search import Branch, Search, Trial, fingerprint, shown
 from stitchcuda.workflow.states import TITLES, TRANSITIONS, State

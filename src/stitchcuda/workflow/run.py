@@ -27,8 +27,9 @@ from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.effects import Created, Extended
 from stitchcuda.workflow.events import Notice
 from stitchcuda.workflow.folder import CONFIG, RunFolder
-from stitchcuda.workflow.journal import NAME, Journal
+from stitchcuda.workflow.journal import Journal
 from stitchcuda.workflow.machine import AwaitingApproval, Machine
+from stitchcuda.workflow.records import NAME
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.storage import full_disk_is_an_error
 

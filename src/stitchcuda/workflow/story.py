@@ -10,7 +10,7 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.workflow import effects
 from stitchcuda.workflow.budget import Spent
 from stitchcuda.workflow.folder import RunFolder, listed
-from stitchcuda.workflow.journal import NAME, Record, read_records
+from stitchcuda.workflow.records import NAME, Record, read_records, wall_seconds
 from stitchcuda.workflow.result import Result
 
 
@@ -51,7 +51,7 @@ def read_story(folder: RunFolder) -> Story:
         plans=teller.plans,
         attempts=teller.attempts,
         best=teller.best,
-        spent=Spent.of(teller.replies, iterations=len(teller.attempts), seconds=sum(r.seconds for r in records)),
+        spent=Spent.of(teller.replies, iterations=len(teller.attempts), seconds=wall_seconds(records)),
         result=folder.summary(),
     )
 
