@@ -88,7 +88,7 @@ def test_a_damaged_cache_is_built_again(tmp_path: Path) -> None:
     again = folder_of(build(cpu_program(), CPU, cache=tmp_path))
     (library,) = again.glob("*.so")
     assert library.read_bytes() == good
-    for kept in (tmp_path / "libraries").glob("*.so"):
+    for kept in (tmp_path / "libraries").rglob("*.so"):
         kept.write_bytes(b"broken")
     shutil.rmtree(folder)
     (library,) = folder_of(build(cpu_program(), CPU, cache=tmp_path)).glob("*.so")

@@ -26,6 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import dependencies
+from stitchcuda.evaluation.build_cache import BuildCache
 from stitchcuda.evaluation.build_errors import digest
 from stitchcuda.evaluation.build_tools import Toolchain, installed_in
 from stitchcuda.evaluation.integrity import binary, sass
@@ -39,6 +40,9 @@ from stitchcuda.program.flags import is_native, native_sources
 from stitchcuda.program.model import Launcher, Manifest, Program
 from stitchcuda.task.model import Precision
 
+LIBRARY, REPORT = "library.so", "report.json"
+"""Files of an entry in the cache."""
+
 OUTPUT_LIMIT = 2**20
 """Bytes of a compiler's output that are read."""
 
@@ -47,6 +51,9 @@ LISTING_LIMIT = 2**26
 
 LISTING_SECONDS = 30.0
 """Wall time for the SASS listing, seconds; without it nothing is lost but the information."""
+
+FULL_DISK = 1 << 16
+"""A failed compilation with fewer bytes than these left is the disk's fault."""
 
 _OUTSIDE = re.compile(r"(?m)(?:error: |file not found: )((?:/|(?:\.\./)+)[^:\n]*)(?=: No such file|$)")
 """A compiler's complaint that a file outside the Program's folder is not there, which the jail makes true."""
@@ -89,16 +96,18 @@ def library_key(program: Program, manifest: Manifest, toolchain: Toolchain, prec
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def find_library(cache: Path, key: str) -> Library | None:
+def find_library(cache: BuildCache, key: str) -> Library | None:
     """The library in the cache, unless it is not there or damaged."""
-    path = cache / "libraries" / f"{key}.so"
+    folder = cache.find("libraries", key)
+    return _library(folder, compiled=False) if folder is not None else None
+
+
+def _library(folder: Path, *, compiled: bool) -> Library | None:
     try:
-        if path.with_suffix(".seal").read_text(encoding="ascii") != _seal(path, path.with_suffix(".json")):
-            return None
-        report = Report.model_validate_json(path.with_suffix(".json").read_bytes())
+        report = Report.model_validate_json((folder / REPORT).read_bytes())
     except (OSError, ValueError):
         return None
-    return Library(path, report, compiled=False)
+    return Library(folder / LIBRARY, report, compiled)
 
 
 def make_library(
@@ -106,7 +115,7 @@ def make_library(
     manifest: Manifest,
     toolchain: Toolchain,
     *,
-    cache: Path,
+    cache: BuildCache,
     key: str,
     precision: Precision,
     deadline: float,
@@ -117,20 +126,19 @@ def make_library(
     """
     native = _native(program)
     _refuse_sources(native, precision)
-    work = Path(tempfile.mkdtemp(prefix=f"{key[:12]}-", dir=cache / "scratch")).resolve()
-    try:
+    with cache.aside(key[:12]) as work:
         for path, text in native.items():
             (work / "src" / path).parent.mkdir(parents=True, exist_ok=True)
             (work / "src" / path).write_text(text, encoding="utf-8")
         sources = native_sources(program.files, manifest.target)
         making = _Making(work, native, toolchain, deadline)
         output, report = making.run(sources, manifest.launchers, precision)
-        library = cache / "libraries" / f"{key}.so"
-        library.parent.mkdir(parents=True, exist_ok=True)
-        _keep(output, report, library)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return Library(library, report, compiled=True)
+        # The compilers' user may still own what is in the work folder: the entry is made of copies.
+        with cache.aside(f"kept-{key[:12]}") as kept:
+            shutil.copyfile(output, kept / LIBRARY)
+            (kept / REPORT).write_text(report.model_dump_json(), encoding="utf-8")
+            folder = cache.publish("libraries", key, kept)
+    return Library(folder / LIBRARY, report, compiled=True)
 
 
 def _native(program: Program) -> dict[str, str]:
@@ -283,7 +291,8 @@ class _Making:
         if all(result.code == 0 for result in results):
             return
         output = "\n".join(result.output for result in results if result.code != 0)
-        if "No space left on device" in output:
+        # A compiler cannot even complain where its output goes to the same full disk.
+        if "No space left on device" in output or shutil.disk_usage(self.work).free < FULL_DISK:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if any(result.code == SETUP_FAILED for result in results) and self.jail.level:
             raise InfrastructureError(f"the compiler could not be confined: {output.strip()[:300]}")
@@ -342,23 +351,3 @@ def _check_symbols(library: Path, launchers: list[Launcher]) -> None:
             f"{launcher.source} does not export {launcher.name}: {why}. "
             f'Write: extern "C" int {launcher.name}(..., void* stream)'
         )
-
-
-def _keep(output: Path, report: Report, path: Path) -> None:
-    """Put a library and its report into the cache under this user's name, the seal last."""
-    held = Path(tempfile.mkdtemp(prefix="kept-", dir=output.parent))
-    shutil.copyfile(output, held / "x.so")
-    (held / "x.json").write_text(report.model_dump_json(), encoding="utf-8")
-    (held / "x.seal").write_text(_seal(held / "x.so", held / "x.json"), encoding="ascii")
-    for suffix in (".so", ".json", ".seal"):
-        (held / f"x{suffix}").rename(path.with_suffix(suffix))
-
-
-def _seal(library: Path, report: Path) -> str:
-    return f"{file_digest(library)} {file_digest(report)}"
-
-
-def file_digest(path: Path) -> str:
-    """SHA-256 of a file's bytes."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
