@@ -28,7 +28,7 @@ def open_compute(where: str, *, cache: Path | None = None) -> Compute:
     ``cache`` is where local workers keep builds and baselines; by default the user's.
     Raises StitchError for other words, ToolMissing where Ray is not installed.
     """
-    from stitchcuda.compute.executor import data_folder
+    from stitchcuda.compute.folders import data_folder
 
     check_where(where)
     name, _, rest = where.partition(":")

@@ -7,6 +7,7 @@ Doing a Job is in ``compute.executor``; the places are ``local``, ``spool`` and 
 from __future__ import annotations
 
 import hashlib
+import json
 import platform
 import re
 import uuid
@@ -55,6 +56,21 @@ class Versions(BaseModel):
         return self.series == other.series
 
 
+class _Message(BaseModel):
+    """What goes between processes and machines as one line of JSON, with NaN and infinities kept."""
+
+    model_config = ConfigDict(frozen=True)
+
+    def encode(self) -> bytes:
+        """As UTF-8 JSON."""
+        return json.dumps(self.model_dump(mode="json"), separators=(",", ":")).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """Raises pydantic's ValidationError, a ValueError."""
+        return cls.model_validate_json(data)
+
+
 class Wanted(BaseModel):
     """The device a Job must run on."""
 
@@ -68,7 +84,7 @@ class Wanted(BaseModel):
         return device.target.kind == self.kind and self.name in ("", device.name)
 
 
-class Job(BaseModel):
+class Job(_Message):
     """One piece of work, self-contained: a worker without the user's folder can do it.
 
     ``evaluate`` needs a task and a program, ``profile`` a task (no program: the reference), ``baselines`` and
@@ -76,8 +92,6 @@ class Job(BaseModel):
     a worker answers. ``facts`` and ``device`` may be left out, and the worker finds them; a run that compares times
     gives both, so that no other device answers.
     """
-
-    model_config = ConfigDict(frozen=True)
 
     schema_version: Literal[1] = 1
     id: str = Field(
@@ -122,8 +136,8 @@ class Job(BaseModel):
     @property
     def digest(self) -> str:
         """SHA-256 over all that decides its result; equal for equal work whatever the id."""
-        text = self.model_dump_json(exclude={"id", "versions", "time_limit_s", "attempts", "priority"})
-        return hashlib.sha256(text.encode()).hexdigest()
+        rest = {"id", "versions", "time_limit_s", "attempts", "priority"}
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json", exclude=rest)).encode()).hexdigest()
 
 
 FailureReason = Literal[
@@ -163,10 +177,8 @@ class WorkerInfo(BaseModel):
     versions: Versions = Field(default_factory=Versions)
 
 
-class Outcome(BaseModel):
+class Outcome(_Message):
     """What came of a Job: the field that belongs to its kind, or ``failure``."""
-
-    model_config = ConfigDict(frozen=True)
 
     schema_version: Literal[1] = 1
     job: str = Field(description="the Job's id")
