@@ -74,3 +74,9 @@ class RewardError(StitchError):
     """A reward cannot be computed: a number is missing or invalid, or two measurements do not belong together."""
 
     exit_code = 1
+
+
+class RecordMissing(StitchError):
+    """A recorded evaluation was asked for, and nothing is recorded of this program."""
+
+    exit_code = 1
