@@ -70,6 +70,10 @@ class InfrastructureError(StitchError):
     exit_code = 1
 
 
+class ComputeError(StitchError):
+    """A place where evaluations run cannot be used: no spool, one of another format, a cluster that does not answer."""
+
+
 class RewardError(StitchError):
     """A reward cannot be computed: a number is missing or invalid, or two measurements do not belong together."""
 
