@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from stitchcuda.evaluation.families import VALUES, Family, Input, Nature, change, look, permute, plant
+from stitchcuda.evaluation.judging import Round
 
 ROWS = torch.Generator().manual_seed(3)
 UNIFORM = torch.rand(256, 128, generator=ROWS)
@@ -133,3 +134,23 @@ def test_rows_of_indices_into_different_tables_do_not_mix() -> None:
     assert not torch.equal(edges, before)
     assert int(edges[0].max()) < 5
     assert int(edges[1].min()) >= 1000
+
+
+@pytest.mark.parametrize(
+    ("family", "values", "strict"),
+    [
+        ("", "", True),
+        ("signed", "signed", True),
+        ("permuted", "", True),
+        ("permuted", "signed", True),
+        ("permuted", "sparse", False),
+        ("permuted", "offset", False),
+        ("sparse", "sparse", False),
+        ("probe", "", False),
+    ],
+)
+def test_reordered_inputs_keep_the_budget_of_their_values(family: str, values: str, strict: bool) -> None:
+    this = Round("check", None, [], [], -1, set(), family=family, values=values)
+    assert this.strict is strict
+    plain = Round("check", None, [], [], -1, set(), family=family)
+    assert (this.key == plain.key) is (values in ("", family))

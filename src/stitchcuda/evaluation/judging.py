@@ -17,7 +17,7 @@ from stitchcuda.evaluation.expectation import Expectation
 EARLIER_ELEMENTS = 1 << 26
 """Answers of an earlier call are kept for comparison up to this size."""
 
-STRICT_FAMILIES = ("", "signed", "permuted")
+STRICT_FAMILIES = {"", "signed", "permuted"}
 """Families that tell precision classes apart; the others span so many magnitudes that honest algorithms (Winograd, a
 fast exponential of a large argument) lose several bits which eager keeps."""
 
@@ -54,11 +54,20 @@ class Round:
     eager: tuple[Any, dict[str, torch.Tensor]] | None = None
     family: str = ""
     """What the inputs were made into; empty for the Task's own distribution."""
+    values: str = ""
+    """The family that the values come from: another than ``family`` where inputs were reordered; empty for the Task's
+    own distribution."""
 
     @property
     def key(self) -> str:
-        """What shares one error budget: the input case and the family."""
-        return f"{self.case}+{self.family}" if self.family else str(self.case)
+        """What shares one error budget: the input case, the family, and where its values come from."""
+        made = [self.family, *([self.values] if self.values != self.family else [])] if self.family else []
+        return "+".join([str(self.case), *filter(None, made)])
+
+    @property
+    def strict(self) -> bool:
+        """Whether its values tell precision classes apart."""
+        return {self.family, self.values} <= STRICT_FAMILIES
 
 
 def refusal(message: str, layer: str = "numerics") -> dict[str, Any]:
@@ -175,8 +184,7 @@ class Judge:
         key = this.key
         moved = self.moved.get((key, name), compare.ZERO)
         if near.is_floating_point() or near.is_complex():
-            strict = this.family in STRICT_FAMILIES
-            allowed = compare.budget(self.tolerance if strict else self.loose, own, moved)
+            allowed = compare.budget(self.tolerance if this.strict else self.loose, own, moved)
         else:
             allowed = compare.tie_budget(self.tolerance, own, moved)
         self.budgets[(key, name)] = allowed.widest(self.budgets.get((key, name)))

@@ -22,7 +22,7 @@ from stitchcuda.evaluation.channel import receive, send
 from stitchcuda.evaluation.expectation import Expectation, derive
 from stitchcuda.evaluation.families import FAMILIES
 from stitchcuda.evaluation.judging import EARLIER_ELEMENTS, Judge, Round, output_leaves, refusal, updated
-from stitchcuda.evaluation.variety import Variety
+from stitchcuda.evaluation.variety import Varied, Variety
 
 STALE = 0xA5
 """Byte that the outputs' buffer is filled with before each call."""
@@ -245,13 +245,14 @@ class Oracle:
         wanted = "" if self.expectation.stochastic and not self.expectation.seedable else m.get("family", "")
         if wanted:
             varied = self.variety.make(wanted, self.nonce, m["label"], case, seed, earlier, self.judge)
-            inputs, family, eager = varied.inputs, varied.family, varied.eager
         else:
-            inputs, family, eager = self.expectation.inputs(self.nonce, m["label"], case), "", None
+            varied = Varied(self.expectation.inputs(self.nonce, m["label"], case))
         del earlier
         self._sync()
-        self.rounds[m["call"]] = Round(m["label"], case, inputs, [], seed, sessions, eager, family)
-        return {"seed": seed, "family": family, "skipped": self.variety.skipped.get(str(case), {})}
+        self.rounds[m["call"]] = Round(
+            m["label"], case, varied.inputs, [], seed, sessions, varied.eager, varied.family, varied.values
+        )
+        return {"seed": seed, "family": varied.family, "skipped": self.variety.skipped.get(str(case), {})}
 
     def hand(self, m: dict[str, Any]) -> dict[str, Any]:
         """Give one session the inputs of a call, not before its turn: whoever watches the shared buffer must not be

@@ -43,8 +43,10 @@ SHOWS = 20.0
 class Varied:
     """Inputs for one call, with the reference's answer where it was needed to choose them."""
 
-    def __init__(self, inputs: list[Any], family: str = "", eager: Result | None = None) -> None:
+    def __init__(self, inputs: list[Any], family: str = "", eager: Result | None = None, values: str = "") -> None:
         self.inputs, self.family, self.eager = inputs, family, eager
+        self.values = values
+        """The family that the values come from."""
 
 
 class Variety:
@@ -101,15 +103,15 @@ class Variety:
             if family in skipped or (wanted == "next" and family in given):
                 continue
             if family in VALUES or earlier is None:
-                values = own if own is not None else self.expectation.inputs(nonce, label, case)
+                values, origin = own if own is not None else self.expectation.inputs(nonce, label, case), ""
                 own = None
             else:
-                values = earlier.inputs
+                values, origin = earlier.inputs, earlier.values
             before = earlier.eager if earlier is not None and family in RELATED else None
             problem, eager = self._turn(family, values, key, derive(nonce, f"{family}:{label}"), seed, before, judge)
             if not problem:
                 given.add(family)
-                return Varied(values, family, eager)
+                return Varied(values, family, eager, family if family in VALUES else origin)
             skipped[family] = problem
             earlier = earlier if family in VALUES else None
         return Varied(own if own is not None else self.expectation.inputs(nonce, label, case))
