@@ -59,7 +59,7 @@ class ComputeBackend:
         self._stamp = hashed(
             __version__,
             Job(kind="probe", wanted=Wanted(kind=device.target.kind)).versions.torch,
-            device.model_dump_json(exclude={"ceilings": {"measured_on"}}),
+            device.model_dump_json(exclude={"ceilings"}),
             tier,
             self.settings.model_dump_json(),
         )
