@@ -19,7 +19,8 @@ from types import TracebackType
 from typing import Any, Literal
 
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation.build import build
+from stitchcuda.evaluation.build import Build, build
+from stitchcuda.evaluation.device_gate import Gate, gate_of
 from stitchcuda.evaluation.gpu_clocks import GpuClocks
 from stitchcuda.evaluation.model import (
     Evaluation,
@@ -67,11 +68,16 @@ class Evaluator:
         *,
         cache: Path,
         settings: EvaluationSettings | None = None,
+        gate: Gate | None = None,
     ) -> None:
         self.task, self.facts, self.device = task, facts, device
         self.cache = cache
         self.settings = settings or EvaluationSettings()
         self.kind = task.target.kind
+        # On cpu other load moves all times together, and the stock options run beside every Program.
+        self.gate = gate or (gate_of("cuda") if self.kind == "cuda" else Gate(None))
+        self.label = ""
+        """For whom the gate is held"""
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
@@ -93,7 +99,7 @@ class Evaluator:
 
     def _start_oracle(self) -> OracleClient:
         if self._client is None:
-            self._client = OracleClient(self.settings.oracle_timeout_s, self.kind)
+            self._client = OracleClient(self.settings.oracle_timeout_s, self.kind, self.gate)
             self._plan = None
         return self._client
 
@@ -109,7 +115,9 @@ class Evaluator:
     @property
     def oracle(self) -> OracleClient:
         """The oracle with the task loaded; started anew when it had died."""
-        with self._loading:
+        if self._client is not None and self._plan is not None:
+            return self._client
+        with self.gate.hold("start", self.label), self._loading:
             client = self._start_oracle()
             if self._plan is None:
                 self._plan = client.ask(
@@ -130,12 +138,13 @@ class Evaluator:
         assert self._plan is not None
         return self._plan
 
-    def evaluate(self, program: Program, tier: Tier = "screen") -> Evaluation:
-        """Build, run, check and time a Program. Never raises for what the Program or the machine does.
+    def evaluate(self, program: Program, tier: Tier = "screen", built: Build | None = None) -> Evaluation:
+        """Build (unless it was ``built`` already), run, check and time a Program. Never raises for what the Program or
+        the machine does.
 
         Raises TaskError when the task itself cannot be evaluated.
         """
-        work = Trial(self, program, tier)
+        work = Trial(self, program, tier, built)
         try:
             return work.run()
         except Failure as failure:
@@ -413,6 +422,16 @@ class Evaluator:
                 self._spare = None
         if not sessions:
             return
+        with self.gate.hold("clock", self.label):
+            self._time(sessions, plan, check, label)
+
+    def _time(
+        self,
+        sessions: Sequence[Session],
+        plan: TimingPlan,
+        check: Callable[[dict[str, Any], bool], None],
+        label: str,
+    ) -> None:
         for session in sessions:
             session.measure_noop()
         self.clocks.look()

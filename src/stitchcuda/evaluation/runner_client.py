@@ -24,6 +24,7 @@ from typing import Any
 from stitchcuda import nursery
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation.device_gate import Gate
 from stitchcuda.evaluation.model import Finding, Layer, Status
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Code, Op, Reply
@@ -122,6 +123,8 @@ class RunnerClient:
         self, subject: Subject, *, kind: str, level: str, arena: wire.Arena | None, settings: EvaluationSettings
     ) -> None:
         self.subject = subject
+        self.gate, self.label = Gate(None), ""
+        """Of the device that it runs on, and whom it runs for"""
         self.workdir = Path(tempfile.mkdtemp(prefix="stitchcuda-runner-"))
         self.workdir.chmod(0o711)
         self.closed = False
@@ -214,7 +217,12 @@ class RunnerClient:
         fcntl.fcntl(self.program_fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
 
     def ask(self, op: Op, *, timeout_s: float, call: int = 0, flags: int = 0, argument: int = 0) -> Reply:
-        """One command and its reply; raises Failure for anything but OK, STATE_MISMATCH, NO_IPC and NOTHING."""
+        """One command and its reply; raises Failure for anything but OK, STATE_MISMATCH, NO_IPC and NOTHING. Its time
+        counts from when the device may be used."""
+        with self.gate.hold("work", self.label):
+            return self._ask(op, timeout_s, call, flags, argument)
+
+    def _ask(self, op: Op, timeout_s: float, call: int, flags: int, argument: int) -> Reply:
         token = secrets.randbits(64)
         record = wire.Command(op, call, token, flags, argument).pack()
         began = time.monotonic()

@@ -113,6 +113,11 @@ class Session:
     def open(self) -> None:
         """Start the runner and attach the shared buffers, at the strictest confinement under which they can be
         shared. Raises InfrastructureError when no runner can be started, Failure when ``abort`` was called."""
+        _ = self.plan
+        with self.evaluator.gate.hold("start", self.evaluator.label):
+            self._open()
+
+    def _open(self) -> None:
         retried = False
         while True:
             if self.runner is not None and not self.runner.alive():
@@ -154,6 +159,7 @@ class Session:
         self.runner = RunnerClient(
             self.subject, kind=self.kind, level=self.begun[0], arena=arena, settings=self.settings
         )
+        self.runner.gate, self.runner.label = self.evaluator.gate, self.evaluator.label
         if self.aborted:
             self.runner.kill()
 
@@ -372,7 +378,8 @@ class Session:
     def close(self) -> None:
         """End the runner and free its buffers; safe to call twice."""
         if self.runner is not None:
-            self.runner.close()
+            with self.evaluator.gate.hold("work", self.evaluator.label):
+                self.runner.close()
             self.runner = None
         if self.attached:
             self.attached = False

@@ -122,7 +122,7 @@ class Checks:
 class Trial:
     """One Program on its way to an Evaluation."""
 
-    def __init__(self, evaluator: Evaluator, program: Program, tier: Tier) -> None:
+    def __init__(self, evaluator: Evaluator, program: Program, tier: Tier, built: Build | None = None) -> None:
         self.evaluator, self.program, self.tier = evaluator, program, tier
         self.settings = evaluator.settings
         self.began = time.monotonic()
@@ -140,7 +140,8 @@ class Trial:
         self.lock = threading.Lock()
         self.nonce = secrets.token_hex(16)
         self.trace: Trace | None = None
-        self.built: Build | None = None
+        self.built = built
+        self.folder: Path | None = None
         self.sanitized = ""
         self.log = ""
         self.seeded = False
@@ -151,6 +152,8 @@ class Trial:
     def run(self) -> Evaluation:
         """All of it. Raises Failure when the Program does not come through, InfrastructureError and OSError."""
         evaluator = self.evaluator
+        if self.built is not None:
+            self.folder = self._build()  # what is refused needs no process
         evaluator.oracle.ask("renew", nonce=self.nonce)
         evaluator.clocks.seen.clear()
         if not evaluator.interleaved:
@@ -165,7 +168,7 @@ class Trial:
         evaluator, settings = self.evaluator, self.settings
         session = self.program_session()
         with meanwhile(session, partial(self._open, session)) as opened:
-            folder = self._build()
+            folder = self.folder or self._build()
             opened.result()
         self.load(session, folder)
         self.warm_up(session, full=settings.correctness_seeds, label="check")
@@ -203,7 +206,7 @@ class Trial:
         return take_census(self.trace) if self.trace is not None else None
 
     def _publish(self) -> None:
-        folder = self._build()
+        folder = self.folder or self._build()
         measured = Publication(self, folder).run()
         self._knock_out(folder)
         began = time.monotonic()
@@ -217,7 +220,7 @@ class Trial:
 
     def _build(self) -> Path:
         evaluator = self.evaluator
-        built = build(
+        built = self.built or build(
             self.program,
             evaluator.task.target,
             cache=evaluator.cache,
@@ -389,6 +392,10 @@ class Trial:
 
     def _pauses(self, session: Session) -> None:
         """A few calls at once and a few after a pause: is anything done while there is nothing to do?"""
+        with self.evaluator.gate.hold("clock", self.evaluator.label):
+            self._paused(session)
+
+    def _paused(self, session: Session) -> None:
         evaluator = self.evaluator
         median = evaluator.summary(session).median
         if not self.settings.defences or median > PAUSED_UP_TO_S:
