@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Literal
 
 Family = Literal["matrix", "recurrent", "reduction", "pointwise", "copy", "synchronise", "other"]
@@ -41,6 +42,7 @@ _PATTERNS: tuple[tuple[Family, re.Pattern[str]], ...] = (
 )
 
 
+@lru_cache(maxsize=8192)  # the same names come again with every profile that is read
 def family(name: str, operator: str = "") -> Family:
     """The family of a kernel by its name, and by the operator that launched it where the name says nothing."""
     for text in (name, operator):
