@@ -9,7 +9,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-Role = Literal["planner", "coder", "repair", "verifier"]
+Role = Literal["planner", "coder", "repair", "verifier", "judge", "rubric"]
+"""``judge`` marks programs, ``rubric`` drafts what a task asks for: neither takes part in a run."""
 OutputMode = Literal["tool", "native", "prompted"]
 
 
@@ -62,11 +63,15 @@ class MindSettings(BaseModel):
     coder_temperature: float | None = 0.2
     repair_temperature: float | None = 0.1
     verifier_temperature: float | None = 0.1
+    judge_temperature: float | None = 0.3
+    rubric_temperature: float | None = 0.2
 
     planner_output_tokens: int = Field(default=8_000, gt=0, description="longest reply; doubled after a cut-off one")
     coder_output_tokens: int = Field(default=16_000, gt=0)
     repair_output_tokens: int = Field(default=16_000, gt=0)
     verifier_output_tokens: int = Field(default=4_000, gt=0)
+    judge_output_tokens: int = Field(default=3_000, gt=0)
+    rubric_output_tokens: int = Field(default=4_000, gt=0)
 
     output_mode: OutputMode = Field(
         default="tool",
@@ -82,6 +87,8 @@ class MindSettings(BaseModel):
 
     def model_for(self, role: Role, default: str) -> str:
         """The PROVIDER:NAME that plays ``role``; repairs fall back to the Coder's model."""
+        if role in ("judge", "rubric"):
+            return default
         if role == "planner":
             return self.planner_model or default
         if role == "verifier":
@@ -97,6 +104,8 @@ class MindSettings(BaseModel):
             "coder": self.coder_temperature,
             "repair": self.repair_temperature,
             "verifier": self.verifier_temperature,
+            "judge": self.judge_temperature,
+            "rubric": self.rubric_temperature,
         }[role]
 
     def output_tokens_for(self, role: Role) -> int:
@@ -106,4 +115,6 @@ class MindSettings(BaseModel):
             "coder": self.coder_output_tokens,
             "repair": self.repair_output_tokens,
             "verifier": self.verifier_output_tokens,
+            "judge": self.judge_output_tokens,
+            "rubric": self.rubric_output_tokens,
         }[role]

@@ -56,6 +56,7 @@ class Mark(BaseModel):
 
     score: Level = Field(description="1 to 5; a number, never a text or a truth value that could be one")
     reasons: list[str] = Field(default_factory=list, description="what was seen, one sentence each")
+    limit: Level = Field(default=float(HIGHEST), description="the most that what was seen allows, whoever marks")
 
 
 class RubricScore(BaseModel):

@@ -45,4 +45,5 @@ def combine(signals: Sequence[Signal], caps: Sequence[Cap] = (), *, start: int =
     found = min([math.floor(mean + 0.5), *(cap.limit for cap in binding)])
     reasons = [signal.reason for signal in signals]
     reasons += [f"at most {cap.limit}: {cap.reason}" for cap in binding if cap.limit < HIGHEST]
-    return Mark(score=float(min(max(found, LOWEST), HIGHEST)), reasons=reasons)
+    limit = min([HIGHEST, *(cap.limit for cap in binding)])
+    return Mark(score=float(min(max(found, LOWEST), HIGHEST)), reasons=reasons, limit=float(max(limit, LOWEST)))
