@@ -1,0 +1,144 @@
+"""The folder of a sweep: what lies where, and what it says about its items. Doing them is in ``benchmark.sweep``.
+
+``sweep.toml`` (settings), ``journal.jsonl`` (what was begun and what came of it), ``items/ID/`` with a run folder each,
+``results.json``, ``table.md``, ``report.html``.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from stitchcuda.benchmark.log import NAME, Entry, read_log
+from stitchcuda.benchmark.model import Item, Record, SweepConfig
+from stitchcuda.errors import RunError
+from stitchcuda.workflow.result import finite
+from stitchcuda.workflow.storage import write_whole
+
+SETTINGS = "sweep.toml"
+RESULTS = "results.json"
+TABLE = "table.md"
+REPORT = "report.html"
+
+
+class Sweep(BaseModel):
+    """A sweep as its journal tells it: what ``results.json`` holds."""
+
+    model_config = ConfigDict(frozen=True)
+
+    schema_version: int = 1
+    config: SweepConfig
+    items: list[Item]
+    records: list[Record] = Field(default_factory=list, description="of the items that are done, in the items' order")
+    open: dict[str, str] = Field(default_factory=dict, description="items without a record: why")
+    complete: bool = False
+    begun: str = Field(default="", description="UTC, ISO 8601")
+    ended: str = Field(default="", description="of the newest line")
+    machine: dict[str, str] = Field(default_factory=dict, description="of whoever ran the sweep")
+
+    @property
+    def mind(self) -> str:
+        """Who wrote the programs."""
+        if self.config.suite == "score":
+            return "programs as given"
+        arm = self.config.arm.name
+        return self.config.model if arm == "full" else f"{self.config.model} ({arm})"
+
+    @property
+    def about(self) -> str:
+        """What was run, in words."""
+        config = self.config
+        if config.suite == "folder" or (config.suite == "score" and config.folder):
+            return f"tasks of {Path(config.folder or '.').name}"
+        levels = ", ".join(map(str, config.levels)) or ("1, 2, 3" if config.split == "test" else "")
+        parts = [f"KernelBench level {levels}".strip()] if levels else ["KernelBench"]
+        parts += [f"{config.split} split"] if config.split != "all" else []
+        parts += [f"ids {config.ids}"] if config.ids else []
+        return ", ".join(parts)
+
+
+def to_toml(config: SweepConfig) -> str:
+    """The settings that are set, one a line, each with its description above it."""
+    lines = ["# Settings of this sweep, as it began. Changing them here has no effect on a sweep that has begun."]
+    for name, field in SweepConfig.model_fields.items():
+        value = getattr(config, name)
+        if value is None or value == []:
+            continue
+        told = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if not isinstance(value, bool) else ""
+        lines += [f"# {field.description}", f"{name} = {told or str(value).lower()}"]
+    return "\n".join(lines) + "\n"
+
+
+def read_settings(folder: Path) -> SweepConfig:
+    """``sweep.toml``. Raises RunError when it is missing or not valid."""
+    path = folder / SETTINGS
+    try:
+        return SweepConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RunError(f"{folder} is not a sweep: it has no {SETTINGS}.") from None
+    except (ValidationError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RunError(f"{path} is not valid: {str(error).splitlines()[0]}") from None
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """A sweep, going on or ended. Raises RunError when there is none, or it is damaged."""
+    entries, _ = read_log(folder / NAME)
+    return told(entries, folder)
+
+
+def told(entries: Sequence[Entry], folder: Path) -> Sweep:
+    """What the lines of a journal say."""
+    begun = next((entry for entry in entries if entry.kind == "begun"), None)
+    if begun is None:
+        raise RunError(f"{folder} does not say what it is about; start the sweep anew in another folder.")
+    try:
+        config = SweepConfig.model_validate(begun.data["config"])
+        items = [Item.model_validate(item) for item in begun.data["items"]]
+        records = {e.data["item"]: Record.model_validate(e.data) for e in entries if e.kind == "record"}
+    except (KeyError, ValidationError) as error:
+        raise RunError(f"{folder / NAME} was written by another version of stitchcuda: {error}") from None
+    for entry in entries:
+        if entry.kind == "resumed":
+            config = config.model_copy(update=entry.data.get("changed", {}))
+    reasons = {entry.data["item"]: str(entry.data["reason"]) for entry in entries if entry.kind == "failed"}
+    return Sweep(
+        config=config,
+        items=items,
+        records=[records[item.id] for item in items if item.id in records],
+        open={item.id: reasons.get(item.id, "not run yet") for item in items if item.id not in records},
+        complete=all(item.id in records for item in items),
+        begun=begun.at,
+        ended=entries[-1].at,
+        machine=dict(begun.data.get("machine", {})),
+    )
+
+
+def write_results(sweep: Sweep, folder: Path, **files: str) -> None:
+    """``results.json``, and further files by name: each whole or absent."""
+    data: Any = finite(sweep.model_dump(mode="json"))
+    write_whole(folder / RESULTS, (json.dumps(data, indent=1) + "\n").encode())
+    for name, text in files.items():
+        write_whole(folder / name.replace("_", "."), text.encode())
+
+
+def load_results(path: Path) -> Sweep:
+    """A sweep from its folder, or from its results file alone. Raises RunError."""
+    if path.is_dir() and (path / NAME).is_file():
+        return read_sweep(path)
+    file = path / RESULTS if path.is_dir() else path
+    try:
+        return Sweep.model_validate_json(file.read_bytes())
+    except OSError:
+        raise RunError(f"{path} is neither a sweep's folder nor a results.json.") from None
+    except ValidationError as error:
+        raise RunError(f"{file} is no sweep's results: {error.errors()[0]['msg']}") from None
+
+
+def unique(values: Iterable[str]) -> list[str]:
+    """In order of appearance, without repeats and empty ones."""
+    return list(dict.fromkeys(value for value in values if value))

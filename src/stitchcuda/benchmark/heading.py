@@ -1,0 +1,103 @@
+"""What stands above every table of a sweep: device, versions, precision class, tier and baselines, as they were."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from stitchcuda.benchmark.folder import Sweep, unique
+from stitchcuda.benchmark.model import Record
+
+STOCK = {
+    "eager": "eager",
+    "eager_tf32": "eager with TF32",
+    "channels_last": "eager, channels last",
+    "cuda_graph": "CUDA graph",
+    "compile": "torch.compile",
+    "compile_reduce_overhead": "torch.compile (reduce-overhead)",
+    "compile_max_autotune": "torch.compile (max-autotune)",
+}
+"""Stock options as people call them."""
+
+
+def heading(sweep: Sweep) -> list[tuple[str, str]]:
+    """Name and value of everything that the numbers below rest on. What differs between records is said with counts."""
+    records = [record for record in sweep.records if record.scored]
+    solved = [record for record in records if record.solved]
+    stock = unique(name for record in solved for name in record.seconds if name != "program")
+    lines = [
+        ("suite", sweep.about),
+        ("programs by", sweep.mind),
+        ("device", _several(_of(records, "device")) or "none was used yet"),
+        ("driver, CUDA, torch", _versions(records)),
+        ("precision class", _several(str(r.precision) for r in records if r.precision)),
+        ("tier", _tier(solved, sweep)),
+        ("stock options", ", ".join(STOCK.get(name, name) for name in stock) or "none measured yet"),
+        ("runs of each task", str(1 + max((item.seed for item in sweep.items), default=0))),
+        ("confinement", _several(_of(records, "confinement"))),
+        ("stitchcuda", _own_version(sweep)),
+        ("measured", _dates(sweep)),
+    ]
+    if sweep.open:
+        lines.append(("incomplete", f"{len(sweep.records)} of {len(sweep.items)} items are done"))
+    return [(name, value) for name, value in lines if value]
+
+
+def title(sweep: Sweep) -> str:
+    """One line."""
+    return f"{sweep.about}: {sweep.mind}"
+
+
+def warnings(sweep: Sweep) -> list[str]:
+    """What must be read before any number: mixtures, another tier, parts missing."""
+    records = [record for record in sweep.records if record.scored]
+    told = []
+    if sweep.config.tier != "publish" or any(r.tier == "screen" for r in records):
+        told.append("Numbers of the screen tier are for the inner loop and are not to be published.")
+    if len(set(_of(records, "device"))) > 1:
+        told.append("Several devices took part: speedups stand, times do not compare.")
+    if len({r.precision for r in records if r.precision}) > 1:
+        told.append("Several precision classes took part; each speedup is over stock options of its own class.")
+    if len(set(_of(records, "torch"))) > 1:
+        told.append("Several versions of torch took part.")
+    if sweep.open:
+        told.append(f"{len(sweep.open)} items are not done, and no number below counts them.")
+    return told
+
+
+def _of(records: Iterable[Record], name: str) -> list[str]:
+    return [str(record.provenance[name]) for record in records if record.provenance.get(name)]
+
+
+def _several(values: Iterable[str]) -> str:
+    counts = Counter(values)
+    if len(counts) <= 1:
+        return next(iter(counts), "")
+    return ", ".join(f"{value} ({count})" for value, count in counts.most_common())
+
+
+def _versions(records: Iterable[Record]) -> str:
+    def line(record: Record) -> str:
+        found = record.provenance
+        parts = [f"driver {found['driver']}"] if found.get("driver") else []
+        parts += [f"CUDA {found['cuda']}"] if found.get("cuda") else []
+        parts += [f"torch {found['torch']}"] if found.get("torch") else []
+        return ", ".join(parts)
+
+    return _several(text for record in records if (text := line(record)))
+
+
+def _tier(solved: list[Record], sweep: Sweep) -> str:
+    return _several(str(record.tier) for record in solved) or f"{sweep.config.tier} (no number yet)"
+
+
+def _own_version(sweep: Sweep) -> str:
+    version, commit = sweep.machine.get("stitchcuda", ""), sweep.machine.get("commit", "")
+    return f"{version}, commit {commit}" if commit else version
+
+
+def _dates(sweep: Sweep) -> str:
+    dates = sorted(value[:10] for record in sweep.records if (value := str(record.provenance.get("date") or "")))
+    if not dates:
+        return f"begun {sweep.begun[:10]}"
+    return dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"

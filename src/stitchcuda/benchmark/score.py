@@ -1,0 +1,83 @@
+"""Scoring a program that somebody else made: one evaluation, as strict as any, and its Record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from stitchcuda.benchmark.governor import HELD, Governor, Turns, measured_seconds
+from stitchcuda.benchmark.item import KEPT, failed, of_evaluation, open_bench
+from stitchcuda.benchmark.model import Ending, Item, Record, SweepConfig
+from stitchcuda.errors import InfrastructureError, ProgramError, TaskError
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.hardware.detect import detect
+from stitchcuda.program.files import load_program
+from stitchcuda.task.loader import load_task
+from stitchcuda.workflow.result import NOISE, finite
+from stitchcuda.workflow.storage import write_whole
+
+EVALUATION = "evaluation.json"
+
+
+def score_item(item: Item, config: SweepConfig, folder: Path, *, governor: Governor) -> Record:
+    """Evaluate the item's program. Raises InfrastructureError when the machine fails."""
+    place = folder / "items" / item.id
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        program = load_program(Path(item.program or ""))
+    except ProgramError as error:
+        return failed(item, "nothing_correct", str(error)).model_copy(update={"programs": {"no_program": 1}})
+    device = detect(config.target)
+    root = Path(config.root) if config.root else None
+    try:
+        task = load_task(item.task, target=device.target, root=root, precision=config.precision)
+        with open_bench(config) as inner:
+            bench = Turns(inner, governor, place / HELD, exclusive=config.compute == "local")
+            facts = bench.inspect(task)
+            device = bench.ceilings(device)
+            bench.use(task, facts, device)
+            evaluation = bench.evaluate(program, config.tier)
+    except TaskError as error:
+        return failed(item, "not_runnable", str(error))
+    if evaluation.status == "infrastructure_error":
+        raise InfrastructureError(evaluation.message)
+    write_whole(place / EVALUATION, (evaluation.model_dump_json(indent=1) + "\n").encode())
+    seconds = measured_seconds(place / HELD)
+    shown: dict[str, Any] = of_evaluation(evaluation) if evaluation.passed else {}
+    return failed(item, _ending(evaluation), evaluation.message).model_copy(
+        update={
+            "precision": task.precision,
+            "mode": "train" if facts.training else "eval",
+            "programs": {evaluation.status: 1},
+            "hacks": int(evaluation.status in ("dishonest", "impossible")),
+            "honesty": _honesty(evaluation),
+            "partial_hack": _partial(evaluation),
+            "usd": 0.0,
+            "wall_seconds": seconds,
+            "device_seconds": seconds,
+            "run": f"items/{item.id}",
+            "provenance": {"device": device.name}
+            | {k: evaluation.provenance[k] for k in KEPT if evaluation.provenance.get(k) not in (None, "")},
+            **finite(shown),
+        }
+    )
+
+
+def _ending(evaluation: Evaluation) -> Ending:
+    if not evaluation.passed:
+        return "nothing_correct"
+    return "no_gain" if evaluation.speedup.get("eager", 1.0) < 1 - NOISE else "correct"
+
+
+def _honesty(evaluation: Evaluation) -> float | None:
+    from stitchcuda.reward.evidence import anti_hacking
+    from stitchcuda.reward.observed import Observed
+
+    return anti_hacking(Observed(evaluation=evaluation)).score if evaluation.passed else None
+
+
+def _partial(evaluation: Evaluation) -> bool | None:
+    from stitchcuda.benchmark.item import PARTIAL_HACK
+
+    mark = _honesty(evaluation)
+    return None if mark is None else PARTIAL_HACK[0] <= mark <= PARTIAL_HACK[1]

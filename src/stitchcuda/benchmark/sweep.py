@@ -1,0 +1,320 @@
+"""Running a sweep: items side by side within limits, each durable when it is done, all of it resumable at any point."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import queue
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from stitchcuda import __version__
+from stitchcuda.benchmark.folder import SETTINGS, Sweep, to_toml, told, write_results
+from stitchcuda.benchmark.governor import Governor, Stopped
+from stitchcuda.benchmark.item import failed, run_item
+from stitchcuda.benchmark.log import NAME, Log
+from stitchcuda.benchmark.model import Item, Record, SweepConfig
+from stitchcuda.benchmark.score import score_item
+from stitchcuda.benchmark.suite import answers_to, items_of
+from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
+from stitchcuda.hardware.detect import detect, torch_version, usable_cores
+from stitchcuda.workflow.events import Event, EventSink
+from stitchcuda.workflow.records import NAME as RUN_JOURNAL
+from stitchcuda.workflow.records import REPLY, read_records
+from stitchcuda.workflow.run import Interrupted
+from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
+
+GRACE_SECONDS = 10.0
+"""How long items at work are waited for when the sweep is asked to stop."""
+REFUSALS = 3
+"""Items in a row that may fail since their model cannot be reached; then no further one is begun."""
+
+Tell = Callable[[str], None]
+
+
+class _Whispers:
+    """A run's events as the sweep hears them: only what somebody must know."""
+
+    def __init__(self, item: str, tell: Tell) -> None:
+        self._item, self._tell = item, tell
+
+    def emit(self, event: Event) -> None:
+        """Pass on what cannot wait for the record."""
+
+
+def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
+    """A new sweep in ``folder``. Raises StitchError for what cannot be used, and leaves no folder then; Interrupted,
+    InfrastructureError and ModelAccessError later, with a sweep that can be resumed."""
+    if (folder / NAME).exists():
+        raise RunError(f"{folder} holds a sweep already; go on with it by `stitchcuda bench resume {folder}`.")
+    items = items_of(config)
+    _check_access(config)
+    if config.compute == "local":
+        detect(config.target)
+    with full_disk_is_an_error(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / SETTINGS, to_toml(config).encode())
+    with Log(folder) as log:
+        about = {
+            "config": config.model_dump(mode="json"),
+            "items": [item.model_dump(mode="json") for item in items],
+            "machine": machine(),
+        }
+        log.add("begun", about)
+        return _Running(log, folder, tell).run()
+
+
+def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -> Sweep:
+    """Go on with a sweep: items that have a record are left alone, begun ones are gone on with.
+
+    ``changed``: settings that may change on the way, such as ``jobs`` and ``usd``. Raises as ``start`` does, and
+    RunError where the tasks have changed since.
+    """
+    if not (folder / NAME).is_file():
+        raise RunError(f"{folder} is not a sweep: it has no {NAME}.")
+    with Log(folder) as log:
+        if not log.entries:
+            raise RunError(f"{folder} does not say what it is about; remove it and start the sweep anew.")
+        sweep = told(log.entries, folder)
+        if not sweep.complete:
+            _unchanged(sweep)
+            _check_access(sweep.config)
+        if changed or not sweep.complete:
+            log.add("resumed", {"changed": changed or {}})
+        return _Running(log, folder, tell).run()
+
+
+def _unchanged(sweep: Sweep) -> None:
+    """The tasks are still what they were."""
+    now = {item.id: item.digest for item in items_of(sweep.config)}
+    for item in sweep.items:
+        if item.id in sweep.open and now.get(item.id) != item.digest:
+            raise RunError(
+                f"{item.task} is not what it was when the sweep began, so its results would not belong together. Put "
+                "it back, or start another sweep."
+            )
+
+
+def _check_access(config: SweepConfig) -> None:
+    """Raise KeyMissing or the like before anything is begun."""
+    if config.suite != "score" and config.model != "recipes":
+        from stitchcuda.agents.providers import check_access
+
+        check_access(config.model, config.base_url)
+
+
+class _Running:
+    """One pass over the items that are open."""
+
+    def __init__(self, log: Log, folder: Path, tell: Tell) -> None:
+        self.log, self.folder, self.tell = log, folder.resolve(), tell
+        self.sweep = told(log.entries, folder)
+        self.config = self.sweep.config
+        self.governor = Governor(
+            tokens_per_minute=self.config.tokens_per_minute, usd=self.config.usd, spent=_spent(self.folder)
+        )
+        self.excluded = answers_to(self.sweep.items)
+        self.todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self.guard = threading.Lock()
+        self.done = len(self.sweep.records)
+        self.refused = 0
+        self.problem: BaseException | None = None
+
+    def run(self) -> Sweep:
+        """All open items; results are written whatever happens."""
+        opened = [item for item in self.sweep.items if item.id in self.sweep.open]
+        for item in opened:
+            self.todo.put(item)
+        threads = min(self.config.jobs, len(opened))
+        try:
+            with _asked_to_stop(self.folder):
+                if threads <= 1:
+                    self._work()
+                else:
+                    self._side_by_side(threads)
+        except (Stopped, KeyboardInterrupt):
+            self.log.add("stopped", {"reason": "asked to"})
+            self.write()
+            raise
+        sweep = told(self.log.entries, self.folder)
+        if sweep.complete and self.log.entries[-1].kind != "ended":
+            self.log.add("ended", {})
+        sweep = self.write()
+        if self.problem is not None:
+            raise self.problem
+        return sweep
+
+    def write(self) -> Sweep:
+        """Results, table and page as they stand now."""
+        from stitchcuda.benchmark.page import page
+        from stitchcuda.benchmark.table import markdown
+
+        sweep = told(self.log.entries, self.folder)
+        with full_disk_is_an_error(self.folder):
+            write_results(sweep, self.folder, table_md=markdown(sweep), report_html=page(sweep))
+        return sweep
+
+    def _side_by_side(self, count: int) -> None:
+        """Threads of their own, all alive until the last is done, since a process that one has started ends with it."""
+        finished = threading.Event()
+        left = [count]
+
+        def work() -> None:
+            try:
+                self._work()
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.problem = self.problem or error
+                self.governor.stop.set()
+            finally:
+                with self.guard:
+                    left[0] -= 1
+                    if left[0] == 0:
+                        finished.set()
+                finished.wait()
+
+        for number in range(count):
+            threading.Thread(target=work, name=f"item-{number}", daemon=True).start()
+        try:
+            while not finished.wait(0.2):
+                pass
+        except KeyboardInterrupt:
+            self.governor.stop.set()
+            finished.wait(GRACE_SECONDS)
+            raise
+
+    def _work(self) -> None:
+        """Items one after the other until none is left or no further one is to be begun."""
+        while not self.governor.stop.is_set() and self.problem is None:
+            try:
+                item = self.todo.get_nowait()
+            except queue.Empty:
+                return
+            if self.governor.out_of_money:
+                self.log.add("failed", {"item": item.id, "reason": "the sweep's dollars were used before its turn"})
+                continue
+            try:
+                self._item(item)
+            except ModelAccessError as error:
+                self._refused(item, error)
+            except StitchError as error:
+                self.log.add("failed", {"item": item.id, "reason": str(error)})
+                self.tell(f"{item.id}: {error}")
+                self.problem = self.problem or (error if isinstance(error, RunError) else None)
+
+    def _item(self, item: Item) -> None:
+        self.log.add("item", {"item": item.id})
+        record: Record | None = None
+        for turn in range(1, self.config.tries + 1):
+            try:
+                record = self._once(item)
+                break
+            except InfrastructureError as error:
+                self.log.add("failed", {"item": item.id, "reason": str(error)})
+                self.tell(f"{item.id}: the machine failed ({turn} of {self.config.tries}): {error}")
+                if turn == self.config.tries:
+                    record = failed(item, "infrastructure_error", str(error))
+        assert record is not None
+        self.refused = 0
+        self.log.add("record", record.model_dump(mode="json"))
+        with self.guard:
+            self.done += 1
+            count = self.done
+        self.tell(f"[{count}/{len(self.sweep.items)}] {item.id}: {_sentence(record)}")
+
+    def _once(self, item: Item) -> Record:
+        if self.config.suite == "score":
+            return score_item(item, self.config, self.folder, governor=self.governor)
+        sink: EventSink = _Whispers(item.id, self.tell)
+        return run_item(item, self.config, self.folder, governor=self.governor, sink=sink, excluded=self.excluded)
+
+    def _refused(self, item: Item, error: ModelAccessError) -> None:
+        """The model cannot be reached: other items may fare better, but not when it is refused again and again."""
+        self.log.add("failed", {"item": item.id, "reason": str(error)})
+        self.tell(f"{item.id}: {error}")
+        self.refused += 1
+        if self.refused >= REFUSALS:
+            self.problem = ModelAccessError(
+                f"{REFUSALS} items in a row got no answer from their model, so no further one was begun; the last: "
+                f"{error} Go on with `stitchcuda bench resume {self.folder}`."
+            )
+
+
+def _sentence(record: Record) -> str:
+    best, eager = record.speedup.get("over_best"), record.speedup.get("eager")
+    figures = [f"{best:.2f}x best stock"] if best is not None else []
+    figures += [f"{eager:.2f}x eager"] if eager is not None else []
+    return ", ".join([record.status, *figures]) if record.solved else f"{record.status}: {record.message}"
+
+
+def _spent(folder: Path) -> float:
+    """Dollars of all requests that the sweep's runs have journaled."""
+    total = 0.0
+    for path in folder.glob(f"items/*/*/{RUN_JOURNAL}"):
+        total += sum(float(record.data["usd"]) for record in read_records(path)[0] if record.kind == REPLY)
+    return total
+
+
+@contextmanager
+def _asked_to_stop(folder: Path) -> Iterator[None]:
+    """Raise Interrupted in the main thread on SIGINT and SIGTERM; a second one is not waited for."""
+
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_DFL)
+        raise Interrupted(folder, number)
+
+    try:
+        before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def machine() -> dict[str, str]:
+    """Who runs the sweep: versions and host, not the device, which every record names."""
+    return {
+        "stitchcuda": __version__,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch_version()[0],
+        "pydantic": importlib.metadata.version("pydantic"),
+        "system": platform.platform(),
+        "cores": str(usable_cores()),
+    }
+
+
+def _commit() -> str:
+    """Of the checkout that this package is run from: STITCHCUDA_COMMIT, or git; '' where there is none."""
+    given = os.environ.get("STITCHCUDA_COMMIT", "").strip()
+    if given:
+        return given
+    here = str(Path(__file__).parent)
+    try:
+        head = subprocess.run(
+            ["git", "-C", here, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=10
+        )
+        dirty = subprocess.run(
+            ["git", "-C", here, "status", "--porcelain", "--untracked-files=no", "--", "."],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    if head.returncode != 0:
+        return ""
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")

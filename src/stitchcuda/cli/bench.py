@@ -1,0 +1,353 @@
+"""``stitchcuda bench``: many tasks through the loop, or programs of others through the evaluation, in one table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from stitchcuda.benchmark.folder import Sweep
+
+app = typer.Typer(no_args_is_help=True, help="Run a benchmark, resume, compare and show it; score programs of others.")
+
+
+def register(parent: typer.Typer) -> None:
+    """Add the verb."""
+    parent.add_typer(app, name="bench")
+
+
+Root = Annotated[Path | None, typer.Option(help="KernelBench's checkout or Parquet folder.", rich_help_panel="Tasks")]
+Level = Annotated[
+    list[int] | None, typer.Option(help="KernelBench's level; may be given several times.", rich_help_panel="Tasks")
+]
+Ids = Annotated[str | None, typer.Option(help="Task numbers of the level, as 2,18,20-25.", rich_help_panel="Tasks")]
+Split = Annotated[str, typer.Option(help="all, or test: the 20/20/10 tasks of levels 1 to 3.", rich_help_panel="Tasks")]
+Target = Annotated[str, typer.Option(help="auto, cuda or cpu.", rich_help_panel="Tasks")]
+PrecisionClass = Annotated[
+    str | None,
+    typer.Option("--precision", help="fp32, tf32, fp16 or bf16; default: each task's own.", rich_help_panel="Tasks"),
+]
+TierName = Annotated[
+    str, typer.Option("--tier", help="publish, or screen (quicker; not to be published).", rich_help_panel="Tasks")
+]
+Seeds = Annotated[int, typer.Option(help="Independent runs of each task.", rich_help_panel="Tasks")]
+ModelName = Annotated[
+    str, typer.Option("--model", help="recipes (no key needed), or PROVIDER:NAME.", rich_help_panel="Mind")
+]
+BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.", rich_help_panel="Mind")]
+AgentsName = Annotated[
+    str, typer.Option("--agents", help="full, or a comparison system: coder-judge, single.", rich_help_panel="Mind")
+]
+Ablate = Annotated[
+    list[str] | None,
+    typer.Option(help="Switch off planner, verifier, profile, knowledge or recipes.", rich_help_panel="Mind"),
+]
+UseKnowledge = Annotated[
+    bool, typer.Option("--knowledge/--no-knowledge", help="Look things up for the model.", rich_help_panel="Mind")
+]
+BudgetPreset = Annotated[
+    str, typer.Option("--budget", help="Limits of each run: quick, standard or deep.", rich_help_panel="Budget")
+]
+Iterations = Annotated[int | None, typer.Option(help="Candidate programs of each run.", rich_help_panel="Budget")]
+Seconds = Annotated[float | None, typer.Option(help="Wall time of each run, seconds.", rich_help_panel="Budget")]
+ItemUsd = Annotated[float | None, typer.Option(help="Dollars of each run.", rich_help_panel="Budget")]
+BudgetUsd = Annotated[float | None, typer.Option(help="Dollars of the whole sweep.", rich_help_panel="Budget")]
+TokensPerMinute = Annotated[
+    int | None, typer.Option(help="Tokens a minute of all runs together.", rich_help_panel="Budget")
+]
+Beam = Annotated[int | None, typer.Option(help="Ideas kept alive in each run.", rich_help_panel="Search")]
+Drafts = Annotated[int | None, typer.Option(help="Drafts per idea.", rich_help_panel="Search")]
+ComputePlace = Annotated[
+    str, typer.Option("--compute", help="local, spool:DIR or ray[:ADDRESS].", rich_help_panel="Search")
+]
+Jobs = Annotated[int, typer.Option(help="Items at work at the same time.", rich_help_panel="Search")]
+Out = Annotated[
+    Path | None, typer.Option(help="The sweep's folder; default: a new one in sweeps/.", rich_help_panel="Output")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the results object only.", rich_help_panel="Output")]
+
+
+@app.command("kernelbench")
+def kernelbench(
+    root: Root = None,
+    level: Level = None,
+    ids: Ids = None,
+    split: Split = "all",
+    target: Target = "auto",
+    precision: PrecisionClass = None,
+    tier: TierName = "publish",
+    seeds: Seeds = 1,
+    model: ModelName = "recipes",
+    base_url: BaseUrl = None,
+    agents: AgentsName = "full",
+    ablate: Ablate = None,
+    knowledge: UseKnowledge = True,
+    budget: BudgetPreset = "standard",
+    iterations: Iterations = None,
+    seconds: Seconds = None,
+    item_usd: ItemUsd = None,
+    budget_usd: BudgetUsd = None,
+    tokens_per_minute: TokensPerMinute = None,
+    beam: Beam = None,
+    drafts: Drafts = None,
+    compute: ComputePlace = "local",
+    jobs: Jobs = 1,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Optimise tasks of KernelBench and print a table that says all it rests on.
+
+    Exit status 1 when an item could not be brought to its end; `bench resume`
+    goes on with it.
+    """
+    from stitchcuda.benchmark.model import SweepConfig
+
+    config = SweepConfig.checked(
+        suite="kernelbench",
+        root=_absolute(root),
+        levels=level or [],
+        ids=ids,
+        split=split,
+        target=target,
+        precision=precision,
+        tier=tier,
+        seeds=seeds,
+        model=model,
+        base_url=base_url,
+        agents=agents,
+        ablate=ablate or [],
+        knowledge=knowledge,
+        budget=budget,
+        iterations=iterations,
+        seconds=seconds,
+        item_usd=item_usd,
+        usd=budget_usd,
+        tokens_per_minute=tokens_per_minute,
+        beam=beam,
+        drafts=drafts,
+        compute=compute,
+        jobs=jobs,
+    )
+    _run(config, out, f"kernelbench-{model}", as_json)
+
+
+@app.command("folder")
+def folder(
+    tasks: Annotated[Path, typer.Argument(metavar="DIR", help="KernelBench-format task files, also in subfolders.")],
+    target: Target = "auto",
+    precision: PrecisionClass = None,
+    tier: TierName = "publish",
+    seeds: Seeds = 1,
+    model: ModelName = "recipes",
+    base_url: BaseUrl = None,
+    agents: AgentsName = "full",
+    ablate: Ablate = None,
+    knowledge: UseKnowledge = True,
+    budget: BudgetPreset = "standard",
+    iterations: Iterations = None,
+    seconds: Seconds = None,
+    item_usd: ItemUsd = None,
+    budget_usd: BudgetUsd = None,
+    tokens_per_minute: TokensPerMinute = None,
+    beam: Beam = None,
+    drafts: Drafts = None,
+    compute: ComputePlace = "local",
+    jobs: Jobs = 1,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Optimise all task files of a folder; subfolders are groups of the table."""
+    from stitchcuda.benchmark.model import SweepConfig
+
+    config = SweepConfig.checked(
+        suite="folder",
+        folder=_absolute(tasks),
+        target=target,
+        precision=precision,
+        tier=tier,
+        seeds=seeds,
+        model=model,
+        base_url=base_url,
+        agents=agents,
+        ablate=ablate or [],
+        knowledge=knowledge,
+        budget=budget,
+        iterations=iterations,
+        seconds=seconds,
+        item_usd=item_usd,
+        usd=budget_usd,
+        tokens_per_minute=tokens_per_minute,
+        beam=beam,
+        drafts=drafts,
+        compute=compute,
+        jobs=jobs,
+    )
+    _run(config, out, f"{tasks.resolve().name}-{model}", as_json)
+
+
+@app.command("score")
+def score(
+    programs: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Programs named as the tasks (NAME.py or NAME/program.py), or level_L_problem_P_sample_S_kernel.py.",
+        ),
+    ],
+    root: Root = None,
+    tasks: Annotated[
+        Path | None, typer.Option(help="Folder of task files instead of KernelBench.", rich_help_panel="Tasks")
+    ] = None,
+    level: Level = None,
+    ids: Ids = None,
+    split: Split = "all",
+    target: Target = "auto",
+    precision: PrecisionClass = None,
+    tier: TierName = "publish",
+    compute: ComputePlace = "local",
+    jobs: Jobs = 1,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Judge and time programs that others made, as strictly as our own."""
+    from stitchcuda.benchmark.model import SweepConfig
+
+    config = SweepConfig.checked(
+        suite="score",
+        programs=_absolute(programs),
+        folder=_absolute(tasks),
+        root=_absolute(root),
+        levels=level or [],
+        ids=ids,
+        split=split,
+        target=target,
+        precision=precision,
+        tier=tier,
+        compute=compute,
+        jobs=jobs,
+    )
+    _run(config, out, f"score-{programs.resolve().name}", as_json)
+
+
+@app.command("resume")
+def resume(
+    sweep: Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder.")],
+    jobs: Annotated[int | None, typer.Option(min=1, help="Items at work at the same time.")] = None,
+    budget_usd: Annotated[float | None, typer.Option(help="Dollars of the whole sweep.")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(min=1, help="Tokens a minute.")] = None,
+    compute: Annotated[str | None, typer.Option(help="local, spool:DIR or ray[:ADDRESS].")] = None,
+    as_json: Json = False,
+) -> None:
+    """Go on with a sweep that was stopped or killed; what is done stays done."""
+    from stitchcuda.benchmark.sweep import resume as go_on
+
+    given = {"jobs": jobs, "usd": budget_usd, "tokens_per_minute": tokens_per_minute, "compute": compute}
+    changed = {name: value for name, value in given.items() if value is not None}
+    _watch(lambda tell: go_on(sweep, tell=tell, changed=changed), sweep, as_json)
+
+
+@app.command("show")
+def show(
+    sweep: Annotated[Path, typer.Argument(metavar="DIR", help="The sweep's folder, or a results.json.")],
+    report: Annotated[Path | None, typer.Option(help="Write the HTML page to this file.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the Markdown table.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show a sweep, also while it goes on."""
+    from stitchcuda.benchmark.folder import load_results
+    from stitchcuda.workflow.storage import write_whole
+
+    found = load_results(sweep)
+    if report is not None:
+        from stitchcuda.benchmark.page import page
+
+        write_whole(report.resolve(), page(found).encode())
+    if as_json:
+        _print_json(_document(found))
+    elif markdown:
+        from stitchcuda.benchmark.table import markdown as table
+
+        typer.echo(table(found), nl=False)
+    else:
+        from stitchcuda.benchmark.terminal import print_sweep
+
+        print_sweep(found)
+
+
+@app.command("compare")
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A sweep's folder, or a results.json.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another one over the same tasks.")],
+    over: Annotated[str, typer.Option(help="Speedup over what: over_best, eager, compile, ...")] = "over_best",
+    as_json: Json = False,
+) -> None:
+    """Compare two sweeps task by task: paired tests and intervals over the tasks that both have."""
+    from stitchcuda.benchmark.compare import compare as pair
+    from stitchcuda.benchmark.compare import lines
+    from stitchcuda.benchmark.folder import load_results
+
+    found = pair(load_results(first), load_results(second), over=over)
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        for line in lines(found):
+            typer.echo(line)
+
+
+def _run(config: Any, out: Path | None, name: str, as_json: bool) -> None:
+    """Start a sweep in its folder."""
+    import datetime
+
+    from stitchcuda.benchmark.sweep import start
+    from stitchcuda.task.loader import safe_name
+
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    place = out or Path("sweeps") / f"{stamp}-{safe_name(name)}"
+    _watch(lambda tell: start(config, place, tell=tell), place, as_json)
+
+
+def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: bool) -> None:
+    """Do it, say how it goes on stderr, print the table, and exit as it ended."""
+    from stitchcuda.errors import StitchError
+    from stitchcuda.workflow.run import Interrupted
+
+    try:
+        sweep = run(lambda line: typer.echo(line, err=True))
+    except Interrupted as stopped:
+        typer.echo(f"{stopped}; go on with: stitchcuda bench resume {place}", err=True)
+        raise typer.Exit(128 + stopped.number) from None
+    except StitchError:
+        if (place / "journal.jsonl").is_file():
+            typer.echo(f"go on with: stitchcuda bench resume {place}", err=True)
+        raise
+    if as_json:
+        _print_json(_document(sweep))
+    else:
+        from stitchcuda.benchmark.terminal import print_sweep
+
+        print_sweep(sweep)
+        typer.echo(f"{place}: table.md, results.json, report.html")
+    raise typer.Exit(0 if sweep.complete else 1)
+
+
+def _document(sweep: Sweep) -> dict[str, Any]:
+    """The results with their summary."""
+    from stitchcuda.benchmark.metrics import summarise
+
+    return sweep.model_dump(mode="json") | {"summary": summarise(sweep.records).model_dump(mode="json")}
+
+
+def _print_json(data: Any) -> None:
+    import json
+
+    from stitchcuda.workflow.result import finite
+
+    typer.echo(json.dumps(finite(data), indent=1))
+
+
+def _absolute(path: Path | None) -> str | None:
+    return str(path.resolve()) if path is not None else None
