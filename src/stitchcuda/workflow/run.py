@@ -33,7 +33,6 @@ from stitchcuda.workflow.records import NAME
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.storage import full_disk_is_an_error
 
-
 Replies = Callable[[Journal], ReplyLog]
 """Puts something between the model and the journal of its replies, such as limits that several runs share."""
 
@@ -69,8 +68,8 @@ def optimize(
     """Start a run in a new folder under ``runs`` and take it to its end.
 
     ``mind``, ``bench`` and ``librarian`` replace what ``config`` names; ``replies`` sees every request to a model of
-    ``config``'s. Raises StitchError for what cannot be used, and leaves no folder then; InfrastructureError, ModelAccessError or Interrupted later, with a run that can be
-    resumed.
+    ``config``'s. Raises StitchError for what cannot be used, and leaves no folder then; InfrastructureError,
+    ModelAccessError or Interrupted later, with a run that can be resumed.
     """
     created = _create(config)
     folder = RunFolder.new(runs, created.task, config)
