@@ -33,7 +33,6 @@ from stitchcuda.workflow.records import NAME
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.storage import full_disk_is_an_error
 
-
 Replies = Callable[[Journal], ReplyLog]
 """Puts something between the model and the journal of its replies, such as limits that several runs share."""
 
