@@ -4,6 +4,7 @@ answers from a table. The real evaluator, models and command line are used in ``
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -218,9 +219,10 @@ def go(
     ask: Ask = later,
     resumed: bool = False,
     more: Limits | None = None,
+    journal: Journal | None = None,
 ) -> Result:
-    """Start or resume a toy run; all journaled effects are served."""
-    with Journal.open(folder.path) as journal:
+    """Start or resume a toy run; all journaled effects are served. ``journal``: the folder's, where it is open."""
+    with contextlib.nullcontext(journal) if journal else Journal.open(folder.path) as journal:
         machine = Machine(
             settings or config(),
             TASK,

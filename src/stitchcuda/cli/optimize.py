@@ -55,6 +55,9 @@ def optimize(
     ),
     beam: int | None = typer.Option(None, help="ideas kept alive", rich_help_panel="Search"),
     drafts: int | None = typer.Option(None, help="drafts per idea", rich_help_panel="Search"),
+    parallel: int | None = typer.Option(
+        None, help="drafts and ideas worked on at the same time (default: all of a round)", rich_help_panel="Search"
+    ),
     repairs: int = typer.Option(3, help="repairs per candidate", rich_help_panel="Search"),
     replans: int | None = typer.Option(None, help="further plans when the first is used up", rich_help_panel="Search"),
     from_program: Path | None = typer.Option(
@@ -102,6 +105,7 @@ def optimize(
         sol_fraction=sol_fraction,
         beam=beam,
         drafts=drafts,
+        parallel=parallel,
         repairs=repairs,
         replans=replans,
         from_program=_absolute(from_program),

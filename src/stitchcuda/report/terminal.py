@@ -23,7 +23,7 @@ from stitchcuda.workflow import events
 from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.result import Result
 
-QUIET = frozenset({"base", "select", "report", "approve"})
+QUIET = frozenset({"base", "select", "turns", "report", "approve"})
 """States that pass in no time and get no line of their own."""
 ROWS = 12
 """Attempts on the live screen; older ones scroll out."""

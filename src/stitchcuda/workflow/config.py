@@ -70,6 +70,9 @@ class RunConfig(BaseModel):
         default=None, ge=1, le=8, description="drafts per idea; None: the preset's, or 1 for recipes"
     )
     repairs: int = Field(default=3, ge=0, le=10, description="repairs of one candidate")
+    parallel: int | None = Field(
+        default=None, ge=1, le=32, description="branches tried at the same time; None: all of a round, or 1 for recipes"
+    )
     replans: int | None = Field(default=None, ge=0, description="further plans; None: 2, or 0 for recipes")
 
     from_program: str | None = Field(default=None, description="PROGRAM to start from")
@@ -122,6 +125,10 @@ class RunConfig(BaseModel):
     def drafts_per_idea(self) -> int:
         """How many drafts of an idea are written independently."""
         return self.drafts or (1 if self.free else PRESETS[self.budget].drafts)
+
+    def turns_at_once(self) -> int:
+        """How many branches are worked on side by side; what is slow and waits for others is a model's reply."""
+        return self.parallel or (1 if self.free else self.ideas_kept() * self.drafts_per_idea())
 
     def plans_after_first(self) -> int:
         """How often the Planner may be asked again."""

@@ -23,7 +23,7 @@ class _Effect(BaseModel):
 class Created(_Effect):
     """The first effect: all that the run was asked."""
 
-    version: int = Field(default=1, description="of the journal's format")
+    version: int = Field(default=2, description="of the journal's format")
     stitchcuda: str = Field(description="version of the package that began the run")
     config: dict[str, Any]
     task: Task
@@ -67,9 +67,16 @@ class Approved(_Effect):
 class Coded(_Effect):
     """A Program, or why the answer held none, or the limit that was reached."""
 
+    number: int = Field(default=0, description="of the program or of the failed answer; 0 where a limit was reached")
     program: Program | None = None
     problem: str = ""
     budget: str = ""
+
+
+class Cut(_Effect):
+    """A turn ended before its next program, because the search was over."""
+
+    reason: str
 
 
 class Extended(_Effect):

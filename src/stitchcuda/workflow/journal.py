@@ -165,6 +165,7 @@ class Journal:
                 effects[record.lane].append(record)
                 self._remember(record)
         self.main = Lane(self, MAIN, effects.pop(MAIN, []))
+        self._opened = [record for record in records if record.kind != REPLY]
         self._journaled = effects
         """Effects of lanes that nobody asked for yet."""
         self._seq = len(records)
@@ -263,6 +264,10 @@ class Journal:
     def last(self, kind: str) -> dict[str, Any] | None:
         """The newest journaled effect of this kind in the main lane."""
         return self.main.last(kind)
+
+    def opened(self, kind: str) -> list[dict[str, Any]]:
+        """All effects of this kind, in any lane, that were journaled when the journal was opened."""
+        return [record.data for record in self._opened if record.kind == kind]
 
     def effect(self, kind: str, model: type[Model], produce: Callable[[], Model]) -> Model:
         """An effect of the main lane."""

@@ -2,22 +2,20 @@
 
 Everything that happens outside of pure computation goes through the journal as an effect, and the machine reads no
 clock and draws no random number, so a resumed run passes through the same states with the same values.
-Which program to write next is decided in ``search``; how effects are made durable, in ``journal``.
+Which program to write next is decided in ``search``; writing and judging it is a ``turn``; how effects are made
+durable, in ``journal``.
 """
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Callable
 
-from stitchcuda.agents.feedback import Feedback
-from stitchcuda.agents.lookup import Asked, Librarian
+from stitchcuda.agents.lookup import Librarian
 from stitchcuda.agents.plan import Plan
-from stitchcuda.agents.references import References
-from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, PlanRequest, VerifyRequest
-from stitchcuda.errors import BudgetExceeded, InfrastructureError, ProgramError
-from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.agents.roles import Attempt, Mind, PlanRequest
+from stitchcuda.errors import BudgetExceeded, InfrastructureError
+from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
@@ -26,27 +24,21 @@ from stitchcuda.workflow import events
 from stitchcuda.workflow.bench import Bench
 from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.config import RunConfig
-from stitchcuda.workflow.effects import (
-    Approved,
-    Coded,
-    Extended,
-    Judged,
-    Measured,
-    Planned,
-    Prepared,
-    Profiled,
-    Stocked,
-)
+from stitchcuda.workflow.effects import Approved, Extended, Planned, Prepared, Stocked
 from stitchcuda.workflow.folder import RunFolder
+from stitchcuda.workflow.instruments import Instruments
 from stitchcuda.workflow.journal import Journal
-from stitchcuda.workflow.records import REFERENCES
-from stitchcuda.workflow.result import NOISE, Best, Result
-from stitchcuda.workflow.search import Branch, Search, Trial, fingerprint, shown
-from stitchcuda.workflow.states import TITLES, TRANSITIONS, State
+from stitchcuda.workflow.promise import ceiling
+from stitchcuda.workflow.result import NOISE, Best, Result, score
+from stitchcuda.workflow.search import Branch, Search, Trial, shown
+from stitchcuda.workflow.states import OF_A_TURN, TITLES, TRANSITIONS, State
 from stitchcuda.workflow.summary import Ending, sum_up
+from stitchcuda.workflow.turn import Numbers, Round, Turn, side_by_side
 
 CONFIRM_TRIES = 3
 """Best programs that are given a chance in the final check."""
+CLOSE = 0.05
+"""Relative difference of two screened programs up to which both are checked, and the faster one then is the best."""
 
 Approval = Callable[[Plan, int], Plan]
 """Gives back the plan (the first is 0) as approved; raises ``AwaitingApproval`` to stop here."""
@@ -83,13 +75,12 @@ class Machine:
         self.folder = folder
         self.bench = bench
         self.mind = mind
-        self.sink = sink
+        self.instruments = Instruments(bench, librarian, folder, sink)
         self.approve = approve
-        self.librarian = librarian
         self.start_program = base
         self.more = more
         self.state = State.PREPARE
-        self.search = Search(beam=config.ideas_kept(), drafts=config.drafts_per_idea(), repairs=config.repairs)
+        self.search = Search(beam=config.ideas_kept(), drafts=config.drafts_per_idea())
         self.replans_left = config.plans_after_first()
         self.attempts: list[Attempt] = []
         self.candidates = 0
@@ -98,13 +89,13 @@ class Machine:
         self.result: Result | None = None
         self.reference: Profile | None = None
         self._visits: Counter[State] = Counter()
-        self._number = 0
+        self.numbers = Numbers(max((int(p["number"]) for p in journal.opened("program")), default=0))
+        self.rounds = 0
+        self.nodes: set[str] = set()
+        """Nodes passed through: what was paid in them is spent."""
+        self.elapsed_turns = 0.0
         self._known: dict[str, Evaluation] = {}
-        self._branch: Branch | None = None
-        self._program: Program | None = None
-        self._trial: Trial | None = None
-        self._problem = ""
-        self._problems_told: set[str] = set()
+        self._branches: list[Branch] = []
         self._confirmed: tuple[Trial, Evaluation] | None = None
 
     # The machine.
@@ -115,17 +106,16 @@ class Machine:
         Raises InfrastructureError, ModelAccessError and KeyboardInterrupt as they come: the run can be resumed.
         """
         handlers: dict[State, Callable[[], State]] = {
-            state: getattr(self, f"_{state.value}") for state in State if state is not State.DONE
+            state: getattr(self, f"_{state.value}") for state in State if state not in OF_A_TURN | {State.DONE}
         }
         while self.state is not State.DONE or self._extended():
-            self.journal.node = f"{self.state}#{self._visits[self.state]}"
-            self._visits[self.state] += 1
+            self._enter()
             self._say_state()
             following = handlers[self.state]()
             if following not in TRANSITIONS[self.state]:
                 raise InfrastructureError(f"No transition from {self.state} to {following}; this is a bug.")
             self.journal.note("state", {"from": self.state.value, "to": following.value})
-            self.sink.emit(events.SpentSoFar(self.spent))
+            self.instruments.emit(events.SpentSoFar(self.spent))
             self.state = following
         assert self.result is not None
         return self.result
@@ -137,8 +127,7 @@ class Machine:
             return False
         if not live and self.journal.upcoming != "extended":
             return False
-        self.journal.node = f"{self.state}#{self._visits[self.state]}"
-        self._visits[self.state] += 1
+        self._enter()
         more = self.more or self.limits
         self.limits = self.journal.effect("extended", Extended, lambda: Extended(limits=more)).limits
         self.more = None if live else self.more
@@ -148,20 +137,25 @@ class Machine:
         self.state = State.SELECT if self.plan is not None and self.plan.ideas else State.PLAN
         return True
 
-    def _say_state(self) -> None:
-        self.sink.emit(events.StateEntered(self.state, self.journal.node, self._detail(), self.journal.replaying))
+    def _enter(self) -> None:
+        self.journal.node = f"{self.state}#{self._visits[self.state]}"
+        self._visits[self.state] += 1
+        self.nodes.add(self.journal.main.node)
 
-    def _detail(self) -> str:
-        title = TITLES[self.state]
-        if self._branch is not None and self.state in (State.CODE, State.EVALUATE, State.PROFILE, State.VERIFY):
-            what = textwrap.shorten(f"{self._branch.idea.name} / {self._branch.step.title}", 80, placeholder="")
-            return f"{title} program {self._number + (self.state is State.CODE):03d}: {what}"
-        return title
+    def _say_state(self) -> None:
+        event = events.StateEntered(self.state, self.journal.main.node, TITLES[self.state], self.journal.replaying)
+        self.instruments.emit(event)
 
     @property
     def spent(self) -> Spent:
-        """What the run has used so far."""
-        return Spent.of(self.journal.replies, iterations=self.candidates, seconds=self.journal.elapsed)
+        """What the run has used so far, the turns under way left out: the same when it is resumed."""
+        replies = [reply for reply in self.journal.replies if reply.key.node in self.nodes]
+        return Spent.of(replies, iterations=self.candidates, seconds=self.elapsed)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that the run has worked; of turns side by side, the longest counts."""
+        return self.journal.elapsed + self.elapsed_turns
 
     def _stop(self, reason: str) -> State:
         self.stopped = reason
@@ -176,7 +170,7 @@ class Machine:
         prepared = self.journal.effect("prepared", Prepared, produce)
         self.facts, self.device = prepared.facts, prepared.device
         self.bench.use(self.task, self.facts, self.device)
-        self.sink.emit(events.DeviceFound(self.device))
+        self.instruments.emit(events.DeviceFound(self.device))
         return State.BASELINES
 
     def _baselines(self) -> State:
@@ -184,12 +178,14 @@ class Machine:
         self.stock = {name: timing.median for name, timing in stocked.timings.items() if timing.n}
         for name, timing in stocked.timings.items():
             if not timing.n:
-                self.sink.emit(events.Notice(f"stock option {name} is out: {timing.note}", self.journal.replaying))
-        self.sink.emit(events.BaselinesMeasured(self.stock))
+                self.instruments.emit(
+                    events.Notice(f"stock option {name} is out: {timing.note}", self.journal.replaying)
+                )
+        self.instruments.emit(events.BaselinesMeasured(self.stock))
         return State.REFERENCE
 
     def _reference(self) -> State:
-        self.reference = self._profiled("reference", None)
+        self.reference = self.instruments.profiled(self.journal.main, "reference", None)
         return State.BASE
 
     def _base(self) -> State:
@@ -198,11 +194,20 @@ class Machine:
         if start is None:
             return State.PLAN
         self.folder.save_program(0, start)
-        evaluation = self._measured(start, "screen")
-        profile = self._profiled("000", start) if evaluation.passed else None
+        evaluation = self.instruments.measured(self.journal.main, start, "screen", known=self._known)
+        profile = self.instruments.profiled(self.journal.main, "000", start) if evaluation.passed else None
         trial = Trial(0, "given", "given", start, evaluation, profile)
-        self.search = Search(beam=self.search.beam, drafts=self.search.drafts, repairs=self.search.repairs, base=trial)
-        self._record(trial, Attempt(number=0, idea="given", step="given", status=evaluation.status))
+        self.search = Search(beam=self.search.beam, drafts=self.search.drafts, base=trial)
+        attempt = Attempt(
+            number=0,
+            idea="given",
+            step="given",
+            status=evaluation.status,
+            speedup=evaluation.speedup.get("eager"),
+            over_best=evaluation.speedup.get("over_best"),
+        )
+        self.attempts.append(attempt)
+        self._record(trial, attempt)
         reason = self._good_enough()
         return self._stop(reason) if reason else State.PLAN
 
@@ -218,7 +223,7 @@ class Machine:
             baselines=self.stock,
             attempts=shown(self.attempts),
         )
-        request = self._informed(request)
+        request = self.instruments.informed(self.journal.main, request, self._say_state)
 
         def produce() -> Planned:
             try:
@@ -231,7 +236,7 @@ class Machine:
         if planned.plan is None:
             return self._stop(planned.budget)
         self.plan = planned.plan
-        self.sink.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))
+        self.instruments.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))
         if not self.plan.ideas:
             return self._stop(f"the Planner has no idea: {self.plan.summary}")
         return State.APPROVE
@@ -246,17 +251,15 @@ class Machine:
             return self._stop("the Planner has no idea that was not tried")
         return State.SELECT
 
-    # One attempt.
+    # Attempts.
 
     def _select(self) -> State:
-        self._branch = None
         reason = self.spent.exhausted(self.limits)
         if reason:
             return self._stop(reason)
-        branch = self.search.next()
-        if branch is not None:
-            self._branch = branch
-            return State.CODE
+        self._branches = self._next_branches()
+        if self._branches:
+            return State.TURNS
         match self.search.end_round():
             case "again":
                 return State.SELECT
@@ -272,143 +275,112 @@ class Machine:
                     return State.PLAN
                 return State.SELECT if self.search.go_on() else self._stop("every idea was tried")
 
-    def _code(self) -> State:
-        branch = self._current()
-        request = CodeRequest(
+    def _next_branches(self) -> list[Branch]:
+        """Those whose turns go side by side now: as many as are wanted, the budget of candidates allows and pay."""
+        room = self.config.turns_at_once()
+        if self.limits.iterations:
+            room = min(room, self.limits.iterations - self.candidates)
+        chosen: list[Branch] = []
+        while len(chosen) < room and (branch := self.search.next()) is not None:
+            if self._could_win(branch):
+                chosen.append(branch)
+            else:
+                branch.open = False
+        return chosen
+
+    def _could_win(self, branch: Branch) -> bool:
+        """Whether an idea that starts from the reference can beat the best program so far, by its upper bound."""
+        best = self.search.best
+        eager = best.evaluation.speedup.get("eager") if best else None
+        if eager is None or branch.tried or branch.best is not None or branch.failed is not None:
+            return True
+        most = ceiling(branch.idea, self.reference)
+        if most is None or most > eager * (1 + NOISE):
+            return True
+        told = f"left out '{branch.idea.name}': it can reach {most:.2f}x eager at most, and {eager:.2f}x is reached"
+        self.instruments.emit(events.Notice(told, self.journal.replaying))
+        return False
+
+    def _turns(self) -> State:
+        """The chosen branches' turns, side by side, and what comes of them, in the branches' order."""
+        self.rounds += 1
+        shared = Round(
             task=self.task,
             facts=self.facts,
             device=self.device,
-            idea=branch.idea,
-            step=branch.step,
-            draft=branch.draft,
-            program=branch.best.program if branch.best else None,
-            failed=branch.failed.program if branch.failed else None,
-            feedback=branch.feedback,
-            evaluation=branch.evaluation,
-            attempts=shown(self.attempts),
+            mind=self.mind,
+            journal=self.journal,
+            folder=self.folder,
+            instruments=self.instruments,
+            numbers=self.numbers,
+            reference=self.reference,
+            limits=self.limits,
+            repairs=self.config.repairs,
+            attempts=list(self.attempts),
+            known=dict(self._known),
+            best_score=self.search.best.score if self.search.best else 0.0,
+            nodes=frozenset(self.nodes),
+            elapsed=self.elapsed,
         )
-        request = self._informed(request)
-        number = self._number + 1
-
-        def produce() -> Coded:
-            try:
-                program = self.mind.coder.code(request)
-                self.folder.save_program(number, program)
-            except ProgramError as error:
-                return Coded(problem=str(error))
-            except BudgetExceeded as error:
-                return Coded(budget=str(error))
-            return Coded(program=program)
-
-        coded = self.journal.effect("program", Coded, produce)
-        if coded.budget:
-            return self._stop(coded.budget)
-        self._number = number
-        if not branch.repairing:
-            self.candidates += 1
-        self._program, self._problem, self._trial = coded.program, coded.problem, None
-        return State.EVALUATE if coded.program else State.VERIFY
-
-    def _evaluate(self) -> State:
-        branch, program = self._current(), self._written()
-        evaluation = self._measured(program, "screen")
-        self._trial = Trial(self._number, branch.idea.name, branch.step.title, program, evaluation)
-        return State.PROFILE if evaluation.passed else State.VERIFY
-
-    def _profile(self) -> State:
-        """Only programs that could lead are worth the profiler's time."""
-        trial, branch = self._judged(), self._current()
-        if branch.best is None or trial.score > branch.best.score * (1 - 10 * NOISE):
-            profile = self._profiled(f"{trial.number:03d}", trial.program)
-            self._trial = Trial(trial.number, trial.idea, trial.step, trial.program, trial.evaluation, profile)
-        return State.VERIFY
-
-    def _verify(self) -> State:
-        branch, trial = self._current(), self._trial
-        attempt = Attempt(
-            number=self._number,
-            idea=branch.idea.name,
-            step=branch.step.title,
-            status=trial.evaluation.status if trial else "no_program",
-            speedup=trial.evaluation.speedup.get("eager") if trial else None,
-            over_best=trial.evaluation.speedup.get("over_best") if trial else None,
-        )
-        judged: Judged | None = None
-        if trial is None:
-            feedback = Feedback(
-                route="retry",
-                diagnosis=f"The answer held no usable program: {self._problem}",
-                evidence=self._problem,
-                suggestion="Answer with the whole program in the form that was asked for.",
-                fingerprint=fingerprint(None, self._problem),
+        count = len(self._branches)
+        turns = [
+            Turn(
+                shared,
+                branch,
+                self.journal.lane(f"round#{self.rounds}.{place}"),
+                place=f"({place + 1} of {count}) " if count > 1 else "",
             )
-        else:
-            judged = self._ask_verifier(branch, trial, attempt)
-            feedback = judged.feedback or Feedback(
-                route="stop", diagnosis=f"Not judged: {judged.budget}", evidence=judged.budget, suggestion=""
-            )
-        attempt = attempt.model_copy(update={"diagnosis": feedback.diagnosis, "suggestion": feedback.suggestion})
-        after = self.search.settle(branch, trial, feedback)
-        self._record(trial, attempt)
-        reason = self._good_enough() or (judged.budget if judged else None)
-        if after == "repair":  # not a candidate: the last one is repaired like any other
-            reason = reason or self.spent.exhausted(self.limits.model_copy(update={"iterations": 0}))
-        if reason:
-            return self._stop(reason)
-        return State.CODE if after == "repair" else State.SELECT
+            for place, branch in enumerate(self._branches)
+        ]
+        for turn in side_by_side(turns, shared):
+            reason = self._settle(turn)
+            if reason and not shared.over:
+                shared.over = reason
+        self.elapsed_turns += max(turn.lane.elapsed for turn in turns)
+        return self._stop(shared.over) if shared.over else State.SELECT
 
-    def _ask_verifier(self, branch: Branch, trial: Trial, attempt: Attempt) -> Judged:
-        request = VerifyRequest(
-            task=self.task,
-            device=self.device,
-            idea=branch.idea,
-            step=branch.step,
-            program=trial.program,
-            evaluation=trial.evaluation,
-            profile=trial.profile,
-            reference_profile=self.reference,
-            best_speedup=self.search.best.score if self.search.best else 0.0,
-            attempts=shown(self.attempts),
-            last_step=branch.step_index + 1 == len(branch.idea.steps),
-        )
-        request = self._informed(request)
-
-        def produce() -> Judged:
-            try:
-                feedback = self.mind.verifier.verify(request)
-            except BudgetExceeded as error:
-                return Judged(budget=str(error))
-            self.folder.save_attempt(attempt, trial.evaluation, feedback)
-            return Judged(feedback=feedback)
-
-        return self.journal.effect("feedback", Judged, produce)
+    def _settle(self, turn: Turn) -> str:
+        """Take in what came of a turn; why the search is over, if it is."""
+        self.nodes |= turn.nodes
+        self._known.update(turn.known)
+        for tried in turn.tried:
+            if not tried.repair:
+                self.candidates += 1
+            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=not tried.repair)
+            self.attempts.append(tried.attempt)
+            if tried.trial is not None and tried.trial.evaluation.passed:
+                self._record(tried.trial, tried.attempt)
+        return self._good_enough() or turn.stopped
 
     # The end.
 
     def _confirm(self) -> State:
-        """Check the best programs anew, best first, until one holds."""
-        ranked = sorted(self.search.correct, key=lambda t: -t.score)
-        tried: set[str] = set()
-        for trial in ranked:
+        """Check the best programs anew, best first, until one holds; and the next with it where the two are close,
+        because figures of different sessions differ by more than such programs do."""
+        held: list[tuple[Trial, Evaluation]] = []
+        for trial in self._ranked()[:CONFIRM_TRIES]:
             if self.config.confirm == "none":
-                self._confirmed = (trial, trial.evaluation)
+                held.append((trial, trial.evaluation))
                 break
-            if trial.program.digest in tried:
-                continue
-            if len(tried) == CONFIRM_TRIES:
+            if held and trial.score < held[0][0].score * (1 - CLOSE):
                 break
-            tried.add(trial.program.digest)
-            evaluation = self._measured(trial.program, self.config.confirm, anew=True)
+            evaluation = self.instruments.measured(self.journal.main, trial.program, self.config.confirm, known=None)
             if evaluation.passed:
-                self._confirmed = (trial, evaluation)
-                break
-            self.sink.emit(
-                events.Notice(
-                    f"Program {trial.number:03d} did not hold in fresh processes: {evaluation.message}",
-                    self.journal.replaying,
-                )
-            )
+                held.append((trial, evaluation))
+                if len(held) == 2:
+                    break
+                continue
+            told = f"Program {trial.number:03d} did not hold in fresh processes: {evaluation.message}"
+            self.instruments.emit(events.Notice(told, self.journal.replaying))
+        self._confirmed = max(held, key=lambda one: score(one[1]), default=None)
         return State.REPORT
+
+    def _ranked(self) -> list[Trial]:
+        """The correct programs, fastest first, each once."""
+        ranked: dict[str, Trial] = {}
+        for trial in sorted(self.search.correct, key=lambda t: -t.score):
+            ranked.setdefault(trial.program.digest, trial)
+        return list(ranked.values())
 
     def _report(self) -> State:
         best: Best | None = None
@@ -432,89 +404,20 @@ class Machine:
         )
         self.result = self.journal.effect("result", Result, lambda: sum_up(facts))
         self.folder.save_summary(self.result)
-        self.sink.emit(events.RunFinished(self.result, self.reference))
+        self.instruments.emit(events.RunFinished(self.result, self.reference))
         return State.DONE
 
-    # Effects and bookkeeping that several states share.
+    # Bookkeeping.
 
-    def _informed(self, request: Asked) -> Asked:
-        """The request with what was looked up for it; as it is where nothing is looked up."""
-        librarian = self.librarian
-        if librarian is None:
-            return request
-        replayed = self.journal.replaying
-        found = self.journal.effect(REFERENCES, References, lambda: librarian.look_up(request))
-        if replayed and not self.journal.replaying:
-            self._say_state()  # the run was stopped within this state, and what it does now is no replay
-        if found.problem and found.problem not in self._problems_told:
-            self._problems_told.add(found.problem)
-            self.sink.emit(events.Notice(f"Knowledge: {found.problem}", self.journal.replaying))
-        return request.model_copy(update={"references": found})
-
-    def _measured(self, program: Program, tier: Tier, *, anew: bool = False) -> Evaluation:
-        """Evaluate; the machine's own failures are tried once more and are never put on the Program."""
-        known = self._known.get(program.digest)
-        if known is not None and not anew:
-            return known
-
-        def produce() -> Measured:
-            evaluation = self.bench.evaluate(program, tier)
-            if evaluation.status == "infrastructure_error":
-                self.sink.emit(events.Notice(f"The machine failed, trying once more: {evaluation.message}"))
-                evaluation = self.bench.evaluate(program, tier)
-            if evaluation.status == "infrastructure_error":
-                raise InfrastructureError(f"An evaluation failed twice for the machine's reasons: {evaluation.message}")
-            return Measured(digest=program.digest, evaluation=evaluation)
-
-        evaluation = self.journal.effect("evaluation", Measured, produce).evaluation
-        if not anew:
-            self._known[program.digest] = evaluation
-        return evaluation
-
-    def _profiled(self, name: str, program: Program | None) -> Profile | None:
-        """Profile; a profile that cannot be had costs its insight, not the run."""
-
-        def produce() -> Profiled:
-            try:
-                profile = self.bench.profile(program)
-            except InfrastructureError as error:
-                if program is None:
-                    raise
-                return Profiled(problem=str(error))
-            self.folder.save_profile(name, profile)
-            return Profiled(profile=profile)
-
-        profiled = self.journal.effect("profile", Profiled, produce)
-        if profiled.profile is not None:
-            number = None if program is None else int(name)
-            self.sink.emit(events.ProfileTaken(profiled.profile, number))
-        elif profiled.problem:
-            self.sink.emit(events.Notice(f"No profile of program {name}: {profiled.problem}", self.journal.replaying))
-        return profiled.profile
-
-    def _record(self, trial: Trial | None, attempt: Attempt) -> None:
+    def _record(self, trial: Trial, attempt: Attempt) -> None:
         """Keep an attempt, and its program where it leads."""
-        if trial is not None:
-            speedup = trial.evaluation.speedup
-            attempt = attempt.model_copy(
-                update={"speedup": speedup.get("eager"), "over_best": speedup.get("over_best")}
-            )
-        self.attempts.append(attempt)
-        leads = trial is not None and self.search.best is trial
+        leads = self.search.best is trial
         replayed = self.journal.replaying
-        if leads and trial is not None and not replayed:
-            self.folder.save_best(
-                trial.program,
-                Best(
-                    number=trial.number,
-                    idea=trial.idea,
-                    digest=trial.program.digest,
-                    evaluation=trial.evaluation,
-                ),
-            )
+        if leads and not replayed:
+            best = Best(number=trial.number, idea=trial.idea, digest=trial.program.digest, evaluation=trial.evaluation)
+            self.folder.save_best(trial.program, best)
         self.journal.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": leads})
-        message = trial.evaluation.message if trial is not None else self._problem
-        self.sink.emit(events.AttemptFinished(attempt, leads, replayed, message))
+        self.instruments.emit(events.AttemptFinished(attempt, leads, replayed, trial.evaluation.message))
 
     def _good_enough(self) -> str | None:
         """The goal is reached; as a sentence part."""
@@ -528,15 +431,3 @@ class Machine:
         if target is None and sol is not None and sol.fraction >= self.config.sol_fraction and best.score > 1:
             return f"the program runs at {sol.fraction:.0%} of the hardware's bound"
         return None
-
-    def _current(self) -> Branch:
-        assert self._branch is not None
-        return self._branch
-
-    def _written(self) -> Program:
-        assert self._program is not None
-        return self._program
-
-    def _judged(self) -> Trial:
-        assert self._trial is not None
-        return self._trial

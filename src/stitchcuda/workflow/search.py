@@ -1,5 +1,5 @@
 """Which program to write next: branches over ideas and drafts, bounded repairs, stagnation. Pure decisions on data;
-who writes, runs and judges programs is the state machine's business.
+who writes, runs and judges programs is the business of ``turn`` and the state machine.
 
 A branch is one draft of one idea, working through the idea's steps. In a round every open branch gets one turn: an
 attempt and, where it fails, its repairs.
@@ -74,6 +74,8 @@ class Branch:
     flat: int = 0
     tried: int = 0
     open: bool = True
+    refuted: bool = False
+    """The Verifier sent the idea back to the Planner."""
     own: bool = False
     """``best`` was written by this branch, not given to it."""
 
@@ -105,13 +107,34 @@ def fingerprint(evaluation: Evaluation | None, message: str) -> str:
     return hashlib.sha256(f"{status}\0{plain}".encode()).hexdigest()[:16]
 
 
+def after_failure(branch: Branch, trial: Trial | None, feedback: Feedback, repairs: int) -> AfterTurn:
+    """What the branch does after an attempt that is not correct; at most ``repairs`` times it repairs it. Touches
+    nothing but the branch."""
+    branch.tried += 1
+    evaluation = trial.evaluation if trial else None
+    mark = feedback.fingerprint or fingerprint(evaluation, feedback.diagnosis)
+    if feedback.route in ("replan", "stop"):
+        branch.refuted = feedback.route == "replan"
+        branch.open = False
+        return "turn_over"
+    if mark in branch.fingerprints or branch.repairs >= repairs:
+        if branch.own:
+            branch.next_step()
+        else:
+            branch.open = False
+        return "turn_over"
+    branch.fingerprints.add(mark)
+    branch.repairs += 1
+    branch.failed, branch.feedback, branch.evaluation = trial, feedback, evaluation
+    return "repair"
+
+
 class Search:
     """The state of the search and its decisions."""
 
-    def __init__(self, *, beam: int, drafts: int, repairs: int, base: Trial | None = None) -> None:
+    def __init__(self, *, beam: int, drafts: int, base: Trial | None = None) -> None:
         self.beam = beam
         self.drafts = drafts
-        self.repairs = repairs
         self.base = base if base is not None and base.evaluation.passed else None
         self.rejected_base = base if self.base is None else None
         """A start program that is not correct: the first drafts repair it."""
@@ -178,15 +201,18 @@ class Search:
                 return branch
         return None
 
-    def settle(self, branch: Branch, trial: Trial | None, feedback: Feedback) -> AfterTurn:
-        """Take in a judged attempt (``trial`` None: no program came of it) and say what the branch does next."""
-        branch.tried += 1
-        if not branch.repairing:
+    def settle(self, branch: Branch, trial: Trial | None, feedback: Feedback, *, candidate: bool) -> None:
+        """Take in a judged attempt (``trial`` None: no program came of it) of a turn that is over.
+
+        ``candidate``: it was no repair. What a failure means for its branch alone is in ``after_failure``.
+        """
+        if candidate:
             self.stale += 1
         if trial is not None and trial.evaluation.passed:
+            branch.tried += 1
             self._settle_correct(branch, trial, feedback)
-            return "turn_over"
-        return self._settle_failed(branch, trial, feedback)
+        elif branch.refuted:
+            self._drop(branch.idea)
 
     def _settle_correct(self, branch: Branch, trial: Trial, feedback: Feedback) -> None:
         self.correct.append(trial)
@@ -214,26 +240,6 @@ class Search:
                 self.enough = self.enough or self.best is trial
             case "retry" | "optimise" if branch.flat >= FLAT_ATTEMPTS:
                 branch.next_step()
-
-    def _settle_failed(self, branch: Branch, trial: Trial | None, feedback: Feedback) -> AfterTurn:
-        evaluation = trial.evaluation if trial else None
-        mark = feedback.fingerprint or fingerprint(evaluation, feedback.diagnosis)
-        if feedback.route == "replan":
-            self._drop(branch.idea)
-            return "turn_over"
-        if feedback.route == "stop":
-            branch.open = False
-            return "turn_over"
-        if mark in branch.fingerprints or branch.repairs >= self.repairs:
-            if branch.own:
-                branch.next_step()
-            else:
-                branch.open = False
-            return "turn_over"
-        branch.fingerprints.add(mark)
-        branch.repairs += 1
-        branch.failed, branch.feedback, branch.evaluation = trial, feedback, evaluation
-        return "repair"
 
     def _drop(self, idea: Idea) -> None:
         """The idea is refuted: close all its branches."""

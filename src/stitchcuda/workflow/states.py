@@ -1,4 +1,7 @@
-"""The states of a run, what may follow what, and their names in words. What each does is in ``machine``."""
+"""The states of a run, what may follow what, and their names in words.
+
+What each does is in ``machine``; code, evaluate, profile and verify are the states of a turn, in ``turn``.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ class State(StrEnum):
     PLAN = "plan"
     APPROVE = "approve"
     SELECT = "select"
+    TURNS = "turns"
     CODE = "code"
     EVALUATE = "evaluate"
     PROFILE = "profile"
@@ -31,8 +35,9 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.BASE: frozenset({State.PLAN, State.CONFIRM}),
     State.PLAN: frozenset({State.APPROVE, State.CONFIRM}),
     State.APPROVE: frozenset({State.SELECT, State.CONFIRM}),
-    State.SELECT: frozenset({State.CODE, State.PLAN, State.SELECT, State.CONFIRM}),
-    State.CODE: frozenset({State.EVALUATE, State.VERIFY, State.CONFIRM}),
+    State.SELECT: frozenset({State.TURNS, State.PLAN, State.SELECT, State.CONFIRM}),
+    State.TURNS: frozenset({State.CODE, State.SELECT, State.CONFIRM}),
+    State.CODE: frozenset({State.EVALUATE, State.VERIFY, State.SELECT, State.CONFIRM}),
     State.EVALUATE: frozenset({State.PROFILE, State.VERIFY}),
     State.PROFILE: frozenset({State.VERIFY}),
     State.VERIFY: frozenset({State.CODE, State.SELECT, State.CONFIRM}),
@@ -40,7 +45,10 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.REPORT: frozenset({State.DONE}),
     State.DONE: frozenset({State.PLAN, State.SELECT}),
 }
-"""What may follow what. A run that is done goes on only with a larger budget."""
+"""What may follow what, as one turn passes through it. A run that is done goes on only with a larger budget."""
+
+OF_A_TURN = frozenset({State.CODE, State.EVALUATE, State.PROFILE, State.VERIFY})
+"""What a turn passes through; several may at a time."""
 
 TITLES: dict[State, str] = {
     State.PREPARE: "running the reference once",
@@ -50,6 +58,7 @@ TITLES: dict[State, str] = {
     State.PLAN: "planning",
     State.APPROVE: "waiting for the plan's approval",
     State.SELECT: "choosing what to try",
+    State.TURNS: "trying",
     State.CODE: "writing",
     State.EVALUATE: "evaluating",
     State.PROFILE: "profiling",

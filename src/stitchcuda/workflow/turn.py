@@ -1,0 +1,313 @@
+"""One branch's turn: a program written, evaluated, profiled and judged, and repaired where it fails.
+
+A turn has a lane of its own in the journal, so that turns can go side by side. It sees what was known when its round
+began and touches only its branch; what its outcome means for the search is settled by the state machine, in order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, VerifyRequest
+from stitchcuda.errors import BudgetExceeded, ProgramError
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.hardware.model import Device
+from stitchcuda.profiling.model import Profile
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Task, TaskFacts
+from stitchcuda.workflow import events
+from stitchcuda.workflow.budget import Limits, Spent
+from stitchcuda.workflow.effects import Coded, Cut, Judged
+from stitchcuda.workflow.folder import RunFolder
+from stitchcuda.workflow.instruments import Instruments
+from stitchcuda.workflow.journal import Journal, Lane
+from stitchcuda.workflow.result import NOISE
+from stitchcuda.workflow.search import Branch, Trial, after_failure, fingerprint, shown
+from stitchcuda.workflow.states import TITLES, State
+
+
+class Abandoned(Exception):
+    """Another turn of the round failed for reasons of the machine; this one goes on when the run is resumed."""
+
+
+class Numbers:
+    """Hands out programs' numbers, to several threads."""
+
+    def __init__(self, last: int) -> None:
+        self._count = itertools.count(last + 1)
+
+    def take(self) -> int:
+        """The next number."""
+        return next(self._count)
+
+
+@dataclass
+class Round:
+    """What the turns of one round share; nothing in it changes but the two signals."""
+
+    task: Task
+    facts: TaskFacts
+    device: Device
+    mind: Mind
+    journal: Journal
+    folder: RunFolder
+    instruments: Instruments
+    numbers: Numbers
+    reference: Profile | None
+    limits: Limits
+    repairs: int
+    attempts: list[Attempt]
+    """All attempts before this round."""
+    known: dict[str, Evaluation]
+    """Evaluations of before this round, by the program's digest."""
+    best_score: float
+    nodes: frozenset[str]
+    """Nodes of before this round: replies that belong to them are paid and counted."""
+    elapsed: float
+    """Seconds that the run took before this round."""
+    over: str = ""
+    """Once set, turns end before their next program, and why."""
+    abandoned: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One judged program of a turn, or an answer that held none."""
+
+    trial: Trial | None
+    attempt: Attempt
+    feedback: Feedback
+    problem: str
+    repair: bool
+    """It repaired the one before, and is no new candidate."""
+
+
+class Turn:
+    """``run()`` fills ``tried`` and ``stopped``. Raises what the instruments and the mind raise."""
+
+    def __init__(self, shared: Round, branch: Branch, lane: Lane, *, place: str = "") -> None:
+        self.shared = shared
+        self.branch = branch
+        self.lane = lane
+        self.place = place
+        """Which turn of how many, in words; empty where there is one."""
+        self.tried: list[Tried] = []
+        self.stopped = ""
+        """The limit that ended the turn."""
+        self.nodes: set[str] = set()
+        self.known = dict(shared.known)
+        self._visits: Counter[State] = Counter()
+        self._state, self._detail = State.CODE, ""
+
+    def run(self) -> None:
+        """Until a program is correct, or its repairs are used up, or a limit is reached."""
+        with self.lane.active():
+            while self._attempt():
+                pass
+
+    def _attempt(self) -> bool:
+        """One program, judged; True when it is to be repaired."""
+        branch = self.branch
+        self._enter(State.CODE, "")
+        if self._cut():
+            return False
+        repair = branch.repairing
+        coded = self._code()
+        if coded.budget:
+            self.stopped = coded.budget
+            return False
+        trial = self._trial(coded.number, coded.program) if coded.program is not None else None
+        self._enter(State.VERIFY, f" program {coded.number:03d}")
+        attempt, feedback, budget = self._judge(trial, coded)
+        self.tried.append(Tried(trial, attempt, feedback, coded.problem, repair))
+        self.stopped = budget
+        if trial is not None and trial.evaluation.passed:
+            return False
+        again = after_failure(branch, trial, feedback, self.shared.repairs) == "repair"
+        self.lane.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": False})
+        message = trial.evaluation.message if trial is not None else coded.problem
+        self.shared.instruments.emit(events.AttemptFinished(attempt, False, self.lane.replaying, message))
+        if again and not self.stopped:  # not a candidate: the last one is repaired like any other
+            self.stopped = self._spent().exhausted(self.shared.limits.model_copy(update={"iterations": 0})) or ""
+        return again and not self.stopped
+
+    # The states of a turn.
+
+    def _enter(self, state: State, about: str) -> None:
+        shared = self.shared
+        if shared.abandoned.is_set() and not self.lane.replaying:
+            raise Abandoned
+        self.lane.node = f"{state}#{self._visits[state]}"
+        self._visits[state] += 1
+        self.nodes.add(self.lane.node)
+        what = textwrap.shorten(f"{self.branch.idea.name} / {self.branch.step.title}", 80, placeholder="")
+        self._state, self._detail = state, f"{self.place}{TITLES[state]}{about}: {what}"
+        self._say_state()
+
+    def _say_state(self) -> None:
+        event = events.StateEntered(self._state, self.lane.node, self._detail, self.lane.replaying)
+        self.shared.instruments.emit(event)
+
+    def _cut(self) -> bool:
+        """The search is over; what this turn did so far counts."""
+        if self.lane.replaying:
+            if self.lane.upcoming != "cut":
+                return False
+        elif not self.shared.over:
+            return False
+        self.lane.effect("cut", Cut, lambda: Cut(reason=self.shared.over))
+        return True
+
+    def _code(self) -> Coded:
+        shared, branch = self.shared, self.branch
+        request = CodeRequest(
+            task=shared.task,
+            facts=shared.facts,
+            device=shared.device,
+            idea=branch.idea,
+            step=branch.step,
+            draft=branch.draft,
+            program=branch.best.program if branch.best else None,
+            failed=branch.failed.program if branch.failed else None,
+            feedback=branch.feedback,
+            evaluation=branch.evaluation,
+            attempts=shown(self._attempts()),
+        )
+        request = shared.instruments.informed(self.lane, request, self._say_state)
+
+        def produce() -> Coded:
+            try:
+                program = shared.mind.coder.code(request)
+                number = shared.numbers.take()
+                shared.folder.save_program(number, program)
+            except ProgramError as error:
+                return Coded(number=shared.numbers.take(), problem=str(error))
+            except BudgetExceeded as error:
+                return Coded(budget=str(error))
+            return Coded(number=number, program=program)
+
+        return self.lane.effect("program", Coded, produce)
+
+    def _trial(self, number: int, program: Program) -> Trial:
+        """Evaluated, and profiled where it could lead: only such programs are worth the profiler's time."""
+        branch, instruments = self.branch, self.shared.instruments
+        self._enter(State.EVALUATE, f" program {number:03d}")
+        evaluation = instruments.measured(self.lane, program, "screen", known=self.known)
+        trial = Trial(number, branch.idea.name, branch.step.title, program, evaluation)
+        if evaluation.passed and (branch.best is None or trial.score > branch.best.score * (1 - 10 * NOISE)):
+            self._enter(State.PROFILE, f" program {number:03d}")
+            profile = instruments.profiled(self.lane, f"{number:03d}", program)
+            trial = Trial(number, trial.idea, trial.step, program, evaluation, profile)
+        return trial
+
+    def _judge(self, trial: Trial | None, coded: Coded) -> tuple[Attempt, Feedback, str]:
+        """The attempt, the Verifier's word on it, and the limit that kept it from answering, if any."""
+        branch = self.branch
+        attempt = Attempt(
+            number=coded.number,
+            idea=branch.idea.name,
+            step=branch.step.title,
+            status=trial.evaluation.status if trial else "no_program",
+            speedup=trial.evaluation.speedup.get("eager") if trial else None,
+            over_best=trial.evaluation.speedup.get("over_best") if trial else None,
+        )
+        budget = ""
+        if trial is None:
+            feedback = Feedback(
+                route="retry",
+                diagnosis=f"The answer held no usable program: {coded.problem}",
+                evidence=coded.problem,
+                suggestion="Answer with the whole program in the form that was asked for.",
+                fingerprint=fingerprint(None, coded.problem),
+            )
+        else:
+            judged = self._ask_verifier(trial, attempt)
+            budget = judged.budget
+            feedback = judged.feedback or Feedback(
+                route="stop", diagnosis=f"Not judged: {budget}", evidence=budget, suggestion=""
+            )
+        attempt = attempt.model_copy(update={"diagnosis": feedback.diagnosis, "suggestion": feedback.suggestion})
+        return attempt, feedback, budget
+
+    def _ask_verifier(self, trial: Trial, attempt: Attempt) -> Judged:
+        shared, branch = self.shared, self.branch
+        request = VerifyRequest(
+            task=shared.task,
+            device=shared.device,
+            idea=branch.idea,
+            step=branch.step,
+            program=trial.program,
+            evaluation=trial.evaluation,
+            profile=trial.profile,
+            reference_profile=shared.reference,
+            best_speedup=shared.best_score,
+            attempts=shown(self._attempts()),
+            last_step=branch.step_index + 1 == len(branch.idea.steps),
+        )
+        request = shared.instruments.informed(self.lane, request, self._say_state)
+
+        def produce() -> Judged:
+            try:
+                feedback = shared.mind.verifier.verify(request)
+            except BudgetExceeded as error:
+                return Judged(budget=str(error))
+            shared.folder.save_attempt(attempt, trial.evaluation, feedback)
+            return Judged(feedback=feedback)
+
+        return self.lane.effect("feedback", Judged, produce)
+
+    def _attempts(self) -> list[Attempt]:
+        return [*self.shared.attempts, *(tried.attempt for tried in self.tried)]
+
+    def _spent(self) -> Spent:
+        """Of before the round and of this turn: what turns beside it use is not known to it, on resume neither."""
+        nodes = self.shared.nodes | self.nodes
+        replies = [reply for reply in self.shared.journal.replies if reply.key.node in nodes]
+        return Spent.of(replies, iterations=0, seconds=self.shared.elapsed + self.lane.elapsed)
+
+
+def side_by_side(turns: list[Turn], shared: Round) -> Iterator[Turn]:
+    """Run turns at the same time and give each back when it and all before it are over.
+
+    The error of a turn ends the others at their next state and is raised once they are at rest; what they were paid
+    for by then is in the journal. An interrupt is raised at once.
+    """
+    if len(turns) == 1:
+        turns[0].run()
+        yield turns[0]
+        return
+    errors: dict[Turn, BaseException] = {}
+
+    def work(turn: Turn) -> None:
+        try:
+            turn.run()
+        except BaseException as error:
+            errors[turn] = error
+            shared.abandoned.set()
+
+    # Daemons: an interrupt must not wait for a model's reply.
+    threads = {turn: threading.Thread(target=work, args=(turn,), daemon=True) for turn in turns}
+    for thread in threads.values():
+        thread.start()
+    try:
+        for turn, thread in threads.items():
+            _wait(thread)
+            if turn in errors:
+                for other in threads.values():
+                    _wait(other)
+                raise next(error for error in errors.values() if not isinstance(error, Abandoned))
+            yield turn
+    finally:
+        shared.abandoned.set()
+
+
+def _wait(thread: threading.Thread) -> None:
+    """Join, and let signals through."""
+    while thread.is_alive():
+        thread.join(0.1)
