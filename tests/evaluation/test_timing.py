@@ -79,6 +79,15 @@ def test_calls_that_a_pause_makes_faster_are_found() -> None:
     assert pause_finding([sample(1e-3)] * 3, [sample(0.2e-3)] * 3) is not None
 
 
+def test_a_process_that_slept_gets_a_core_sooner_which_is_no_work_done_before_the_call() -> None:
+    def call(wall: float, inside: float) -> Sample:
+        return Sample(wall, 0.0, wall, 0.0, inside=inside)
+
+    preempted, prompt = [call(5e-3, 1e-3)] * 3, [call(1e-3, 1e-3)] * 3
+    assert pause_finding(preempted, prompt) is None
+    assert pause_finding(preempted, [call(1e-3, 0.1e-3)] * 3) is not None
+
+
 def test_processes_that_never_rest_are_found() -> None:
     busy, idle = Sample(1e-3, 0, 1e-3, 0, 0, 0.5), Sample(1e-3, 0, 1e-3, 0, 0, 0.0)
     assert idle_finding([busy, idle, busy]) is None

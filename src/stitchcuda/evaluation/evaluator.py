@@ -29,6 +29,7 @@ from stitchcuda.evaluation.model import (
 )
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.runner_client import Failure, Subject
+from stitchcuda.evaluation.schedule import Strata, case_at, follows, related
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions, cores
@@ -47,7 +48,8 @@ SPARE_CORES = 4
 
 RELATED = ("permuted", "probe")
 RELATED_SHARE = 0.25
-"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements."""
+"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements;
+beside one of each that every batch has."""
 
 KEPT_TRACES = 16
 """Traces of the latest Programs that are kept."""
@@ -82,6 +84,7 @@ class Evaluator:
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
         self._calls = itertools.count(1)
+        self._reuse = Strata(self.settings.reused_share)
         self._sessions: set[Session] = set()
         self._spare: Session | None = None
         self._traces: dict[str, Trace] = {}
@@ -304,7 +307,7 @@ class Evaluator:
         if not sessions:
             return []
         number = self.number_call()
-        reuse = self.settings.defences and random.random() < self.settings.reused_share
+        reuse = self.settings.defences and self._reuse()
         numbers = [session.number for session in sessions]
         filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
@@ -345,6 +348,8 @@ class Evaluator:
                 late = session.look_again(number)
                 if late:
                     verdict |= {"ok": False, "message": late, "rule": "late_write", "layer": "memory"}
+            if timed and session.beside is not None:
+                session.beside.exchange_without_program()
             session.missing_state.update(verdict["missing_state"])
             if session.subject.trusted and not verdict["ok"]:
                 session.note = f"not within the error budget: {verdict['message'][:200]}"
@@ -438,17 +443,23 @@ class Evaluator:
         began = time.monotonic()
         cases = self.plan["cases"]
         programs = any(not session.subject.trusted for session in sessions)
-        turn = random.randint(1, max(1, plan.least * len(cases) - 1)) if programs and self.settings.defences else -1
+        wary = programs and self.settings.defences
+        surely = plan.least * len(cases)
+        turn = random.randint(1, max(1, surely - 1)) if wary else -1
+        made = related(surely, len(cases), turn, RELATED) if wary else {}
+        share, family = RELATED_SHARE * (1 if len(cases) == 1 else 2), ""
         for index in range(plan.calls * len(cases)):
-            if index >= plan.least * len(cases) and time.monotonic() - began > plan.seconds:
+            if index >= surely and time.monotonic() - began > plan.seconds:
                 break
             if all(session.failure is not None for session in sessions):
                 break
-            case = cases[index % len(cases)]
+            case = cases[case_at(index, len(cases))]
             if index == turn:
                 self.reweigh(f"{label}reweighed", check)
-            related = programs and self.settings.defences and random.random() < RELATED_SHARE
-            family = random.choice(RELATED) if related else ""
+            free = index != turn and index + 1 not in made and follows(index, len(cases)) and family != "probe"
+            family = made.get(index, "")
+            if wary and free and not family and random.random() < share:
+                family = random.choice(RELATED)
             for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:

@@ -32,6 +32,10 @@ KEPT_WEIGHTS = 2 << 30
 """Earlier weights are kept for telling stale answers up to this size, bytes."""
 
 
+NOWHERE = torch.empty(0, dtype=torch.uint8)
+"""Where nothing is packed that is only to be described."""
+
+
 class Unsupported(Exception):
     """The task itself cannot be evaluated."""
 
@@ -86,6 +90,7 @@ class Oracle:
         self.battery_file = Path(m["battery"]) if m.get("battery") else None
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
         inputs = outputs = before = 0
+        self.form: dict[str, Any] = {}
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -96,6 +101,7 @@ class Oracle:
             self._rebuildable(result, "output")
             inputs = max(inputs, layout.needed(values))
             outputs = max(outputs, layout.needed({"out": result, "state": after}))
+            self.form = self.form or layout.pack(result, NOWHERE, keep_strides=True)
         entries = [tensor for _, _, tensor in self.expectation.state_entries()]
         state = max(layout.needed(entries), layout.needed(self.expectation.init_inputs))
         work = self.expectation.work(self.expectation.reference.inputs(4, self.cases[0]))
@@ -106,7 +112,7 @@ class Oracle:
             "inputs": inputs,
             "outputs": outputs,
             "state": state,
-            "descriptions": (1 << 16) + 1024 * len(entries),
+            "descriptions": (1 << 16) + 1024 * (len(entries) + len(self.form["tensors"])),
             "cases": self.cases,
             "weights": self.expectation.reference.weights(),
             "families": len(FAMILIES),
@@ -169,6 +175,7 @@ class Oracle:
             "watch": self.expectation.watch,
             "flush_bytes": m["flush_bytes"],
             "handles": handles,
+            "answer": self.form,
         }
         self._sync()
         wire.put_text(session.view, arena, "setup", json.dumps(setup))
@@ -277,7 +284,7 @@ class Oracle:
         spec = layout.describe(outputs, wanted)
         try:
             got_spec, entries, got, state = self._exported(session)
-            described = layout.pack(outputs, torch.empty(0, dtype=torch.uint8), keep_strides=False)["tensors"]
+            described = layout.pack(outputs, NOWHERE, keep_strides=False)["tensors"]
             error = compare.structure_error(spec, got_spec, described, entries, "0")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as problem:
             return refusal(f"the exported outputs could not be read ({problem})")
@@ -321,6 +328,13 @@ class Oracle:
         told = {"missing_state": missing, "changed_inputs": changed, "families": families}
         told |= {"trivial": self.trivial or [], "family": this.family}
         return {"layer": "numerics"} | verdict | told
+
+    def answer(self, m: dict[str, Any]) -> dict[str, Any]:
+        """What a check costs, for a call without a Program: nothing comes of it."""
+        this = self.rounds[m["call"]]
+        for leaf in output_leaves(self.expectation.eager(this.inputs, this.seed)[0]):
+            compare.distance(leaf, leaf)
+        return {}
 
     def _changed_inputs(self, session: Session, this: Round) -> list[str]:
         """Paths of inputs that are not what they were, by what the runner wrote back; unless the reference, too,

@@ -348,10 +348,14 @@ class Runner:
         plain = [tensor for tensor in tensors if type(tensor) is self.torch.Tensor]
         return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
 
-    def control(self, *_: Any) -> torch.Tensor:
-        """An answer as large as a Program's, for nothing."""
-        size = max(0, self.data["outputs"].numel() - self.layout.ALIGNMENT)
-        return self.torch.empty(size, dtype=self.torch.uint8, device=self.config["kind"])
+    def control(self, *_: Any) -> Any:
+        """Memory of the form that answers have, with nothing in it."""
+        answer, device = self.setup["answer"], self.config["kind"]
+        tensors = [
+            self.torch.empty_strided(e["shape"], e["strides"], dtype=self.layout.dtype_of(e["dtype"]), device=device)
+            for e in answer["tensors"]
+        ]
+        return self.layout.rebuild(answer["structure"], tensors)
 
     def run_call(self, flags: int) -> tuple[int, int]:
         """One call; wall and device nanoseconds."""

@@ -76,6 +76,9 @@ class Session:
         self.control_outside = 0.0
         self.watching = self.kind == "cpu" and self.settings.defences and not subject.trusted
         """Whether the processor time of exchanges is looked at."""
+        self.beside: Session | None = None
+        """A process that no Program has been in, whose exchanges are timed between this one's"""
+        self.controls: list[Sample] = []
         self.thorough = False
         """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
@@ -252,15 +255,26 @@ class Session:
         self.samples = []
 
     def control(self) -> None:
-        """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by."""
-        call = self.evaluator.number_call()
-        self.oracle.ask("fill", call=call, label="control", case=self.plan["cases"][0], sessions=[self.number])
-        samples = [
-            self._exchange(call, -1, wire.CONTROL, wire.INPUTS_OUT, self.settings.load_timeout_s)
-            for _ in range(self.settings.control_calls)
-        ]
-        self.control_total = min(sample.total for sample in samples)
-        self.control_outside = sorted(sample.outside or 0.0 for sample in samples)[len(samples) // 2]
+        """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by. The first
+        does not count, since it does everything for the first time."""
+        for _ in range(1 + self.settings.control_calls):
+            self.exchange_without_program()
+        del self.controls[0]
+        self.control_total, self.control_outside = self.cost_without_program()
+
+    def exchange_without_program(self) -> None:
+        """One such exchange, with all that the oracle does between calls; kept in ``controls``."""
+        number = self.evaluator.number_call()
+        case = self.plan["cases"][0]
+        filled = self.oracle.ask("fill", call=number, label=f"control{number}", case=case, sessions=[self.number])
+        flags, patience = wire.CONTROL, self.settings.load_timeout_s
+        self.controls.append(self._exchange(number, filled["seed"], flags, wire.INPUTS_OUT, patience))
+        self.oracle.ask("answer", call=number)
+
+    def cost_without_program(self) -> tuple[float, float]:
+        """By those exchanges: seconds of the shortest, and the median of their processor time."""
+        spent = sorted(sample.outside or 0.0 for sample in self.controls)
+        return min(sample.total for sample in self.controls), spent[len(spent) // 2]
 
     def call(
         self,
@@ -324,7 +338,8 @@ class Session:
         wall = reply.wall_ns * 1e-9
         beyond = max(0.0, spent[2] - spent[1] - pool_size() * wall)
         outside = spent[1] - spent[0] + beyond + spent[3] - spent[2] if self.watching else None
-        return Sample(wall, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside)
+        inside = spent[2] - spent[1] if self.watching else None
+        return Sample(wall, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside, inside)
 
     def _spent(self) -> float:
         """Processor time of the runner so far, where that is looked at."""

@@ -52,6 +52,8 @@ class Sample:
     """cores that the runner's processes kept busy while there was nothing to do, where that was looked at"""
     outside: float | None = None
     """processor time of the runner's processes in the exchange beyond the call's own, where that was looked at"""
+    inside: float | None = None
+    """their processor time from the call's command to its reply, where that was looked at"""
 
 
 @dataclass(frozen=True)
@@ -154,9 +156,16 @@ def outside_finding(samples: Sequence[Sample], control: float, spinning: float =
 
 
 def pause_finding(plain: Sequence[Sample], paused: Sequence[Sample]) -> Finding | None:
-    """Calls after a pause behind their inputs must not be faster than others: in a pause there is nothing to do."""
+    """Calls after a pause behind their inputs must not be faster than others: in a pause there is nothing to do.
+
+    Where processor time is known it must say so too: on a busy machine a process that has slept gets a core sooner.
+    """
     slowest, fastest = max(s.wall for s in paused), min(s.wall for s in plain)
     if slowest >= 0.6 * fastest or fastest - slowest < 100e-6:
+        return None
+    most = [s.inside for s in paused if s.inside is not None]
+    least = [s.inside for s in plain if s.inside is not None]
+    if most and least and max(most) >= 0.6 * min(least):
         return None
     return Finding(
         rule="work_outside_call",

@@ -54,6 +54,9 @@ if TYPE_CHECKING:
 CLOCK_ATTEMPTS = 3
 """Batches of calls in which the clocks must disagree before a Program is rejected for it."""
 
+DISTURBED_S = 0.2
+"""Seconds between the later of them: other load comes and goes."""
+
 
 PAUSED_CALLS = 3
 """Calls after a pause, and as many at once, that are compared."""
@@ -354,13 +357,30 @@ class Trial:
         for attempt in range(CLOCK_ATTEMPTS):
             finding = self._disagreement(session)
             if finding is None:
-                return
-            if attempt == CLOCK_ATTEMPTS - 1:
-                message = f"the clocks disagree: {finding.evidence}"
-                self.refuse(Failure("dishonest", message, rule=finding.rule, layer=finding.layer))
-                return
-            least = self.settings.screen_min_calls
-            self.evaluator.time([session], TimingPlan(least, least, 1e9), self.checked, label=f"again{attempt}-")
+                break
+            if attempt < CLOCK_ATTEMPTS - 1:
+                self._measure_again(session, attempt)
+        if session.beside is not None:
+            self.evaluator.close_all([session.beside])
+            session.beside = None
+        if finding is not None:
+            message = f"the clocks disagree: {finding.evidence}"
+            self.refuse(Failure("dishonest", message, rule=finding.rule, layer=finding.layer))
+
+    def _measure_again(self, session: Session, attempt: int) -> None:
+        """More calls, between those of a new process that no Program has been in, so that what else the machine does
+        is the same for both. The first time at least as many as there were: whoever is honest from then on has his
+        honest calls counted, and a disturbance that is over does no harm."""
+        evaluator, least = self.evaluator, self.settings.screen_min_calls
+        time.sleep(attempt * DISTURBED_S)
+        count = max(least, len(session.samples) // len(evaluator.plan["cases"]) + 1) if attempt == 0 else least
+        if attempt == 0 and session.control_total:
+            session.beside = self._without_program()
+        evaluator.time([session], TimingPlan(count, count, 1e9), self.checked, label=f"again{attempt}-")
+        if session.beside is not None:
+            total, outside = session.beside.cost_without_program()
+            session.control_total = max(session.control_total, total)
+            session.control_outside = max(session.control_outside, outside)
 
     def _disagreement(self, session: Session) -> Finding | None:
         samples = [sample for _, sample in session.samples]
@@ -372,23 +392,19 @@ class Trial:
         if session.kind == "cpu":
             sure = outside_finding(samples, session.control_outside, SPINNING_S * (pool_size() - 1))
             return sure or (outside_finding(samples, session.control_outside) if late is not None else None)
-        if late is not None:
-            session.control_total = max(session.control_total, self._fresh_control())
-            late = exchange_finding(samples, session.control_total, session.noop)
         return late
 
-    def _fresh_control(self) -> float:
-        """What an exchange costs right now, by a new process that no Program has been in; seconds."""
+    def _without_program(self) -> Session | None:
+        """A new process that no Program has been in; None where it cannot be had."""
         session = self.evaluator.program_session()
         self.opened.append(session)
         try:
             session.open()
             session.control()
         except (Failure, InfrastructureError):
-            return 0.0
-        finally:
             self.evaluator.close_all([session])
-        return session.control_total
+            return None
+        return session
 
     def _pauses(self, session: Session) -> None:
         """A few calls at once and a few after a pause: is anything done while there is nothing to do?"""
