@@ -153,6 +153,23 @@ class Gate:
         return False
 
 
+class Holder:
+    """One who holds a gate, and for whom: several objects that serve the same Program share it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.gate = gate
+        self.label = ""
+
+    def hold(self, what: Hold) -> contextlib.AbstractContextManager[None]:
+        """As ``Gate.hold``, under this label."""
+        return self.gate.hold(what, self.label)
+
+
+def free() -> Holder:
+    """Of a gate that nobody else knows."""
+    return Holder(Gate(None))
+
+
 _gates: dict[Path, Gate] = {}
 _guard = threading.Lock()
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.build import Build, build
-from stitchcuda.evaluation.device_gate import Gate, gate_of
+from stitchcuda.evaluation.device_gate import Gate, Holder, gate_of
 from stitchcuda.evaluation.gpu_clocks import GpuClocks
 from stitchcuda.evaluation.model import (
     Evaluation,
@@ -77,9 +77,7 @@ class Evaluator:
         self.settings = settings or EvaluationSettings()
         self.kind = task.target.kind
         # On cpu other load moves all times together, and the stock options run beside every Program.
-        self.gate = gate or (gate_of("cuda") if self.kind == "cuda" else Gate(None))
-        self.label = ""
-        """For whom the gate is held"""
+        self.gate = Holder(gate or (gate_of("cuda") if self.kind == "cuda" else Gate(None)))
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
@@ -120,7 +118,7 @@ class Evaluator:
         """The oracle with the task loaded; started anew when it had died."""
         if self._client is not None and self._plan is not None:
             return self._client
-        with self.gate.hold("start", self.label), self._loading:
+        with self.gate.hold("start"), self._loading:
             client = self._start_oracle()
             if self._plan is None:
                 self._plan = client.ask(
@@ -427,7 +425,7 @@ class Evaluator:
                 self._spare = None
         if not sessions:
             return
-        with self.gate.hold("clock", self.label):
+        with self.gate.hold("clock"):
             self._time(sessions, plan, check, label)
 
     def _time(

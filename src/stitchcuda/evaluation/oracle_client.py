@@ -17,18 +17,17 @@ from typing import Any
 from stitchcuda import nursery
 from stitchcuda.errors import InfrastructureError, TaskError
 from stitchcuda.evaluation.channel import receive, send
-from stitchcuda.evaluation.device_gate import Gate
+from stitchcuda.evaluation.device_gate import Holder, free
 
 
 class OracleClient:
     """One oracle process; requests of several threads are answered one after the other."""
 
-    def __init__(self, timeout_s: float, kind: str = "cuda", gate: Gate | None = None) -> None:
+    def __init__(self, timeout_s: float, kind: str = "cuda", gate: Holder | None = None) -> None:
         ours, theirs = socket.socketpair()
         self.channel = ours
         self.lock = threading.Lock()
-        self.gate = gate or Gate(None)
-        self.label = ""
+        self.gate = gate or free()
         self.channel.settimeout(timeout_s)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         source = str(Path(__file__).parents[2])
@@ -57,7 +56,7 @@ class OracleClient:
 
     def ask(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> Any:
         """One request; InfrastructureError when the oracle fails, with its last words."""
-        with self.gate.hold("start" if op == "init" else "work", self.label), self.lock:
+        with self.gate.hold("start" if op == "init" else "work"), self.lock:
             return self._ask(op, fds, fields)
 
     def _ask(self, op: str, fds: Sequence[int], fields: dict[str, Any]) -> Any:

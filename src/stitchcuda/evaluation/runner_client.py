@@ -24,7 +24,7 @@ from typing import Any
 from stitchcuda import nursery
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import sandbox, wire
-from stitchcuda.evaluation.device_gate import Gate
+from stitchcuda.evaluation.device_gate import free
 from stitchcuda.evaluation.model import Finding, Layer, Status
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Code, Op, Reply
@@ -123,8 +123,8 @@ class RunnerClient:
         self, subject: Subject, *, kind: str, level: str, arena: wire.Arena | None, settings: EvaluationSettings
     ) -> None:
         self.subject = subject
-        self.gate, self.label = Gate(None), ""
-        """Of the device that it runs on, and whom it runs for"""
+        self.gate = free()
+        """Of the device that it runs on"""
         self.workdir = Path(tempfile.mkdtemp(prefix="stitchcuda-runner-"))
         self.workdir.chmod(0o711)
         self.closed = False
@@ -219,7 +219,7 @@ class RunnerClient:
     def ask(self, op: Op, *, timeout_s: float, call: int = 0, flags: int = 0, argument: int = 0) -> Reply:
         """One command and its reply; raises Failure for anything but OK, STATE_MISMATCH, NO_IPC and NOTHING. Its time
         counts from when the device may be used."""
-        with self.gate.hold("work", self.label):
+        with self.gate.hold("work"):
             return self._ask(op, timeout_s, call, flags, argument)
 
     def _ask(self, op: Op, timeout_s: float, call: int, flags: int, argument: int) -> Reply:

@@ -117,7 +117,7 @@ class Session:
         """Start the runner and attach the shared buffers, at the strictest confinement under which they can be
         shared. Raises InfrastructureError when no runner can be started, Failure when ``abort`` was called."""
         _ = self.plan
-        with self.evaluator.gate.hold("start", self.evaluator.label):
+        with self.evaluator.gate.hold("start"):
             self._open()
 
     def _open(self) -> None:
@@ -162,7 +162,7 @@ class Session:
         self.runner = RunnerClient(
             self.subject, kind=self.kind, level=self.begun[0], arena=arena, settings=self.settings
         )
-        self.runner.gate, self.runner.label = self.evaluator.gate, self.evaluator.label
+        self.runner.gate = self.evaluator.gate
         if self.aborted:
             self.runner.kill()
 
@@ -393,7 +393,7 @@ class Session:
     def close(self) -> None:
         """End the runner and free its buffers; safe to call twice."""
         if self.runner is not None:
-            with self.evaluator.gate.hold("work", self.evaluator.label):
+            with self.evaluator.gate.hold("work"):
                 self.runner.close()
             self.runner = None
         if self.attached:

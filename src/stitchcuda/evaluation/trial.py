@@ -408,7 +408,7 @@ class Trial:
 
     def _pauses(self, session: Session) -> None:
         """A few calls at once and a few after a pause: is anything done while there is nothing to do?"""
-        with self.evaluator.gate.hold("clock", self.evaluator.label):
+        with self.evaluator.gate.hold("clock"):
             self._paused(session)
 
     def _paused(self, session: Session) -> None:
