@@ -1,0 +1,47 @@
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+static inline float exponential(float x) {
+  x = x < -87.f ? -87.f : x;
+  x = x > 88.f ? 88.f : x;
+  const float n = (x * 1.44269504f + 12582912.f) - 12582912.f;
+  const float r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.f;
+  const int32_t bits = (static_cast<int32_t>(n) + 127) << 23;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof scale);
+  return p * scale;
+}
+
+static void softmax(float* s, int64_t n, float by) {
+  float top = -INFINITY;
+#pragma omp simd reduction(max : top)
+  for (int64_t j = 0; j < n; ++j) top = s[j] > top ? s[j] : top;
+  float sum = 0.f;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < n; ++j) {
+    s[j] = exponential((s[j] - top) * by);
+    sum += s[j];
+  }
+  const float share = 1.f / sum;
+#pragma omp simd
+  for (int64_t j = 0; j < n; ++j) s[j] *= share;
+}
+
+extern "C" int softmax_rows(const float* x, float* y, int64_t rows, int64_t n, float by, void*) {
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    std::memcpy(y + i * n, x + i * n, n * sizeof(float));
+    softmax(y + i * n, n, by);
+  }
+  return 0;
+}

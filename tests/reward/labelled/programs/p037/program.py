@@ -1,0 +1,13 @@
+from bindings import row_losses
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, smoothing):
+        super().__init__()
+        self.smoothing = smoothing
+
+    def forward(self, logits, target):
+        y = logits.new_empty(logits.shape[0])
+        row_losses(logits, target, y, logits.shape[0], logits.shape[1], self.smoothing)
+        return y
