@@ -147,7 +147,27 @@ def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, a
     else:
         for line in result_lines(result, recorder.profile):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if result.status != "awaiting_approval":
+        for line in _report(result):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(result.exit_code)
+
+
+def _report(result: Result) -> list[str]:
+    """Write the run's report, and give the best program's scorecard as lines; the result stands whatever fails here."""
+    from stitchcuda.errors import StitchError
+    from stitchcuda.report.run_html import write_report
+    from stitchcuda.report.scorecard import scorecards
+    from stitchcuda.report.terminal import scorecard_lines
+    from stitchcuda.workflow.folder import RunFolder
+
+    folder = RunFolder(Path(result.run))
+    try:
+        report = write_report(folder)
+        card = scorecards(folder).get(result.number) if result.number is not None else None
+    except StitchError as error:
+        return [f"no report: {error}"]
+    return [*(scorecard_lines(card) if card is not None else []), f"report            {report}"]
 
 
 def print_json(data: Any) -> None:

@@ -63,16 +63,31 @@ def list_(out: Path = OUT, as_json: bool = JSON) -> None:
 
 @runs.command("show")
 def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
-    """Show what a run tried and how it ended."""
+    """Show what a run tried, how it ended, and the scorecards of its programs."""
     from stitchcuda.cli.optimize import print_json
+    from stitchcuda.errors import RunError
+    from stitchcuda.report.scorecard import scorecards
     from stitchcuda.workflow.folder import find_run
     from stitchcuda.workflow.story import read_story
 
-    story = read_story(find_run(run, out))
+    folder = find_run(run, out)
+    story = read_story(folder)
+    try:
+        cards = scorecards(folder)
+    except RunError as error:  # the journal tells the rest
+        typer.echo(f"no scorecards: {error}", err=True)
+        cards = {}
     if as_json:
-        print_json(story.model_dump(mode="json"))
+        marked = {f"{number:03d}": card.model_dump(mode="json") for number, card in cards.items()}
+        print_json({**story.model_dump(mode="json"), "scorecards": marked})
         return
-    from stitchcuda.report.terminal import attempts_table, new_console, profile_lines, result_lines
+    from stitchcuda.report.terminal import (
+        attempts_table,
+        new_console,
+        profile_lines,
+        result_lines,
+        scorecard_lines,
+    )
 
     console = new_console()
     lines = [f"{story.task} by {story.mind}, {story.status}", f"device: {story.device}"]
@@ -84,7 +99,7 @@ def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if story.attempts:
-        console.print(attempts_table(story.attempts, story.best))
+        console.print(attempts_table(story.attempts, story.best, cards))
         for attempt in story.attempts:
             if attempt.diagnosis:
                 console.print(
@@ -93,8 +108,25 @@ def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
     if story.result is not None:
         for line in result_lines(story.result, story.reference):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
+        card = cards.get(story.result.number) if story.result.number is not None else None
+        for line in scorecard_lines(card) if card is not None else []:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
     elif story.status != "running":
         console.print(f"go on with: stitchcuda runs resume {story.run}", markup=False, soft_wrap=True)
+
+
+@runs.command("report")
+def report(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
+    """Write a run's report.html: result, scorecards, programs and profiles on one page that needs no other file."""
+    from stitchcuda.cli.optimize import print_json
+    from stitchcuda.report.run_html import write_report
+    from stitchcuda.workflow.folder import find_run
+
+    path = write_report(find_run(run, out))
+    if as_json:
+        print_json({"path": str(path)})
+    else:
+        typer.echo(str(path))
 
 
 @runs.command("diff")

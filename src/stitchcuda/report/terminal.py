@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -23,12 +24,17 @@ from stitchcuda.workflow import events
 from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.result import Result
 
+if TYPE_CHECKING:
+    from stitchcuda.report.scorecard import Scorecard
+
 QUIET = frozenset({"base", "select", "turns", "report", "approve"})
 """States that pass in no time and get no line of their own."""
 ROWS = 12
 """Attempts on the live screen; older ones scroll out."""
 
 
+LONG_IDEA = 20
+"""Characters of an idea and its step from which on a table may have to cut it."""
 WIDTH = 160
 """Columns of a table that is not printed on a terminal, where nothing says how many there are."""
 
@@ -79,16 +85,18 @@ def spent_text(spent: Spent, limits: Limits | None, *, paid: bool) -> str:
     return ", ".join(parts)
 
 
-def attempts_table(attempts: list[Attempt], best: int | None) -> Table:
-    """What was tried: one row a program."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
+def attempts_table(attempts: list[Attempt], best: int | None, cards: Mapping[int, Scorecard] | None = None) -> Table:
+    """What was tried: one row a program; with ``cards``, their marks and rewards too."""
+    names = [a.idea if a.idea == a.step else f"{a.idea} / {a.step}" for a in attempts]
+    # Only a table that takes the whole width cuts its ideas before its figures.
+    whole = max((len(name) for name in names), default=0) > LONG_IDEA
+    table = Table(box=None, pad_edge=False, header_style="bold", expand=whole)
     table.add_column("program", justify="right", no_wrap=True)
     table.add_column("idea / step", overflow="ellipsis", no_wrap=True, ratio=1)
     table.add_column("status", no_wrap=True)
-    table.add_column("over eager", justify="right", no_wrap=True)
-    table.add_column("over best stock", justify="right", no_wrap=True)
-    for attempt in attempts:
-        name = attempt.idea if attempt.idea == attempt.step else f"{attempt.idea} / {attempt.step}"
+    for title in ("over eager", "over best stock", *(("marks of 20", "reward") if cards else ())):
+        table.add_column(title, justify="right", no_wrap=True)
+    for attempt, name in zip(attempts, names, strict=True):
         mark = " *" if attempt.number == best else ""
         colour = "green" if attempt.status == "correct" else "red"
         table.add_row(
@@ -97,8 +105,31 @@ def attempts_table(attempts: list[Attempt], best: int | None) -> Table:
             Text(attempt.status, style=colour),
             times(attempt.speedup),
             times(attempt.over_best),
+            *(_marked(cards.get(attempt.number)) if cards else ()),
         )
     return table
+
+
+def _marked(card: Scorecard | None) -> tuple[str, str]:
+    """The last two cells of a program's row."""
+    if card is None:
+        return "", ""
+    return f"{card.marks.total:g}", f"{card.reward.value:.2f}" if card.reward is not None else ""
+
+
+def scorecard_lines(card: Scorecard) -> list[str]:
+    """A scorecard as text: four marks, each with what was seen, and the reward with its parts."""
+    from stitchcuda.report.scorecard import TITLES, formula_text
+    from stitchcuda.reward.model import DIMENSIONS
+
+    lines = [f"scorecard         program {card.number:03d}: {card.marks.total:g} of 20, by {card.marks.source}"]
+    for name in DIMENSIONS:
+        given = card.marks.marks[name]
+        reasons = given.reasons or ["nothing was seen"]
+        lines.append(f"  {TITLES[name]:<20}{given.score:>3g}  {reasons[0]}")
+        lines += [f"  {'':<20}     {reason}" for reason in reasons[1:]]
+    lines.append(f"  {formula_text(card.reward) if card.reward is not None else f'no reward: {card.problem}'}")
+    return lines
 
 
 def profile_lines(profile: Profile, title: str, rows: int = 5) -> list[str]:
