@@ -67,7 +67,7 @@ class Judge:
             asks.append((Vote(number=number, dimensions=dimensions, evidence=[i.id for i in listed]), prompt))
         meter = Meter(Limits())
         with ThreadPoolExecutor(max_workers=len(asks)) as pool:
-            votes = list(pool.map(lambda ask: self._vote(*ask, found, meter), asks))
+            votes = list(pool.map(lambda ask: self._vote(ask[0], ask[1], found, meter), asks))
         return self._outcome(evidence, votes, found, meter)
 
     def _vote(self, vote: Vote, prompt: Prompt, found: Sequence[Item], meter: Meter) -> Vote:
@@ -162,8 +162,8 @@ class Judge:
             return None
         if calibration.prompt != self.prompt:
             self.notify(
-                f"{self.settings.model} was calibrated with another prompt, temperature or number of votes; until it is "
-                "calibrated again it can only lower marks"
+                f"{self.settings.model} was calibrated with another prompt, temperature or number of votes; "
+                "until it is calibrated again it can only lower marks"
             )
             return None
         return calibration

@@ -1,7 +1,7 @@
-"""How far a judge's marks are from known ones, by dimension: what is taken off its marks, and whether it may raise any.
+"""How far a judge's marks are from known ones, by dimension: what is taken off them, and whether it may raise any.
 
-Kept by the model's name with the digest of the prompt that it was asked with: after a change of prompt, rubric, votes or
-temperature it is another judge.
+Kept by the model's name with the digest of the prompt that it was asked with: after a change of prompt, rubric, votes
+or temperature it is another judge.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ repeats it.
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -16,7 +17,7 @@ from stitchcuda.profiling.families import family
 from stitchcuda.profiling.model import KernelTime, Profile
 from stitchcuda.profiling.ncu import function_name
 from stitchcuda.reward.compliance import broken_contracts, moved
-from stitchcuda.reward.engineering import TECHNIQUES, ran
+from stitchcuda.reward.engineering import TECHNIQUES, headroom, ran
 from stitchcuda.reward.judge_names import Names
 from stitchcuda.reward.model import Skill
 from stitchcuda.reward.observed import Observed
@@ -48,20 +49,25 @@ def _measured(observed: Observed) -> list[str]:
     said = [f"status {found.status} in the {found.tier} tier, precision class {found.precision}"]
     if (checks := found.correctness) is not None:
         nearest = max((o.relative_norm / o.budget for o in checks.outputs if o.budget > 0), default=None)
-        share = f", largest error {nearest:.0%} of what is allowed" if nearest is not None else ""
-        said.append(f"outputs of {checks.calls_checked} calls with fresh inputs were compared{share}")
+        error = f", largest error {nearest:.0%} of what is allowed" if nearest is not None else ""
+        said.append(f"outputs of {checks.calls_checked} calls with fresh inputs were compared{error}")
     program = found.timings.get("program")
     if program is not None:
         others = "; ".join(
-            f"{name} {time.median * 1e6:.4g} us ({found.speedup[name]:.2f}x)"
+            f"{name} {_ms(time.median)} ({found.speedup[name]:.2f}x)"
             for name, time in sorted(found.timings.items())
             if name != "program" and name in found.speedup
         )
-        said.append(f"{program.median * 1e6:.4g} us a call{f'; stock: {others}' if others else ''}")
+        said.append(f"{_ms(program.median)} a call{f'; stock: {others}' if others else ''}")
     if "over_best" in found.speedup:
         said.append(f"{found.speedup['over_best']:.2f}x the best stock option of the precision class")
     if found.sol is not None and found.sol.binds != "unknown":
-        said.append(f"{found.sol.fraction:.1%} of speed of light, bound by {found.sol.binds}")
+        gained = ""
+        over = found.speedup.get("over_best", 0.0)
+        if program is not None and math.isfinite(over) and over > 0:
+            share = headroom(over * program.median, program.median, found.sol.bound_seconds)
+            gained = f"; {share:.0%} of the headroom over the best stock option gained"
+        said.append(f"{found.sol.fraction:.1%} of speed of light, bound by {found.sol.binds}{gained}")
     else:
         said.append("how near the hardware's bound it runs is not known")
     return said
@@ -113,8 +119,8 @@ def _profiles(observed: Observed, names: Names) -> list[str]:
 def _profile(what: str, profile: Profile, names: Names, known: set[str] | None) -> list[str]:
     line = profile.timeline
     said = [
-        f"{what}, profiled: {line.wall_seconds * 1e6:.4g} us a call, {line.busy_seconds * 1e6:.4g} busy, "
-        f"{line.gap_seconds * 1e6:.4g} idle, {line.copy_seconds * 1e6:.4g} in copies, {line.launches} launches, "
+        f"{what}, profiled: {_ms(line.wall_seconds)} a call, {_ms(line.busy_seconds)} busy, "
+        f"{_ms(line.gap_seconds)} idle, {_ms(line.copy_seconds)} in copies, {line.launches} launches, "
         f"{line.graph_launches} graph launches; {profile.bottleneck.replace('_', ' ')}"
     ]
     rows = "; ".join(
@@ -146,7 +152,8 @@ def _code(observed: Observed, names: Names) -> list[str]:
         name = names.of(kernel.function) or "an own kernel"
         said.append(
             f"machine code of {name}: {', '.join(shown) or 'none of the usual techniques'}; "
-            f"{kernel.registers} registers, {kernel.local_accesses} of {kernel.instructions} instructions access local memory"
+            f"{kernel.registers} registers, {kernel.local_accesses} of {kernel.instructions} instructions "
+            "access local memory"
         )
     if observed.profile is not None:
         own = {short(k.name) for k in observed.profile.kernels if k.origin == "own"}
@@ -188,6 +195,10 @@ def _improved(observed: Observed) -> list[str]:
             f"bottleneck that the feedback named, {_word(what.partition(':')[0])}: {gone:+.0%} of its time gone"
         )
     return said
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.4g} ms"
 
 
 def _word(text: str) -> str:

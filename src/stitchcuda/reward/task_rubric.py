@@ -1,6 +1,6 @@
 """What a good program for one task would do: from its reference's Profile and the device's bound, by rules.
 
-It stands beside the general rubric for whoever marks or writes a program, and is kept by the hash of its task.
+A model's draft of it is in ``reward.rubric_draft``. It stands beside the general rubric for whoever marks or writes a program, and is kept by the hash of its task.
 """
 
 from __future__ import annotations
@@ -49,6 +49,8 @@ class Ask(BaseModel):
 
     text: str
     gain: float = Field(ge=1, description="speedup of the whole call if it is done as well as it can be (Amdahl)")
+    weight: int | None = Field(default=None, ge=1, le=5, description="5: without it no program is good; None: by gain")
+    operators: list[str] = Field(default_factory=list, description="of the reference's profile, where it names some")
 
 
 class TaskRubric(BaseModel):
@@ -60,7 +62,8 @@ class TaskRubric(BaseModel):
     digest: str = Field(description="of the Task: another source, target, precision, mode or residence is another task")
     device: str
     precision: Precision
-    author: str = Field(default="rules", description="who wrote it")
+    author: str = Field(default="rules", description="who wrote it: 'rules', or PROVIDER:NAME")
+    note: str = Field(default="", description="why the rules wrote it where a model was asked to")
     bottleneck: Bottleneck
     evidence: str
     wall_seconds: float = Field(gt=0, description="of one call of the reference")
