@@ -131,7 +131,7 @@ def make_library(
             (work / "src" / path).parent.mkdir(parents=True, exist_ok=True)
             (work / "src" / path).write_text(text, encoding="utf-8")
         sources = native_sources(program.files, manifest.target)
-        making = _Making(work, native, toolchain, deadline)
+        making = Making(work, native, toolchain, deadline)
         output, report = making.run(sources, manifest.launchers, precision)
         # The compilers' user may still own what is in the work folder: the entry is made of copies.
         with cache.aside(f"kept-{key[:12]}") as kept:
@@ -175,7 +175,7 @@ class _Result:
     output: str
 
 
-class _Making:
+class Making:
     """One library in the making, in a folder of its own."""
 
     def __init__(self, work: Path, native: dict[str, str], toolchain: Toolchain, deadline: float) -> None:
