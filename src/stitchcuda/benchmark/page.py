@@ -10,7 +10,16 @@ from stitchcuda.benchmark.heading import heading, title, warnings
 from stitchcuda.benchmark.metrics import Summary, summarise
 from stitchcuda.benchmark.model import Record
 from stitchcuda.benchmark.plot import speedup_svg
-from stitchcuda.benchmark.table import READING, TASK_COLUMNS, share, summary_rows, task_row, times
+from stitchcuda.benchmark.table import (
+    READING,
+    TASK_COLUMNS,
+    columns_of,
+    share,
+    speedup_rows,
+    summary_rows,
+    task_row,
+    times,
+)
 
 STYLE = """
 :root { --text: #1d2129; --faint: #68707d; --line: #d9dde3; --page: #fff; --gain: #2f7d4f; --loss: #b3541e;
@@ -80,9 +89,15 @@ def _facts(summary: Summary) -> str:
 
 
 def _summary(summary: Summary) -> str:
-    columns = [summary.main, *summary.groups, *summary.apart]
-    head = ["", *(m.name + (" (apart)" if m in summary.apart else "") for m in columns)]
-    return _table(head, [[escape(cell) for cell in row] for row in summary_rows(columns)])
+    columns = columns_of(summary)
+    rows = summary_rows([metrics for _, metrics in columns])
+    parts = [_table(["", *(name for name, _ in columns)], [[escape(cell) for cell in row] for row in rows])]
+    for name, metrics in columns:
+        if metrics.speedups:
+            head, rows = speedup_rows(metrics)
+            parts.append(f"<h2>Speedups: {escape(name)}</h2>")
+            parts.append(_table(head, [[escape(cell) for cell in row] for row in rows]))
+    return "\n".join(parts)
 
 
 def _tasks(records: Sequence[Record]) -> str:

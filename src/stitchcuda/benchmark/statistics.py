@@ -57,7 +57,7 @@ def wilson(successes: int, n: int) -> tuple[float, float]:
     z, share = 1.959964, successes / n
     middle = (share + z * z / (2 * n)) / (1 + z * z / n)
     reach = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
-    return max(0.0, middle - reach), min(1.0, middle + reach)
+    return 0.0 if successes == 0 else middle - reach, 1.0 if successes == n else middle + reach
 
 
 def sign_test(differences: Sequence[float]) -> tuple[int, int, float]:

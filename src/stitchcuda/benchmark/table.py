@@ -42,58 +42,70 @@ def markdown(sweep: Sweep) -> str:
 
 
 def _summary(summary: Summary) -> list[str]:
-    columns = [summary.main, *summary.groups, *(m for m in summary.apart if m.tasks)]
-    lines = ["## Summary", ""]
-    head = ["", *(f"{m.name}{' (apart)' if m in summary.apart else ''}" for m in columns)]
-    return lines + grid(head, summary_rows(columns))
+    columns = columns_of(summary)
+    lines = ["## Summary", "", *grid(["", *(name for name, _ in columns)], summary_rows([m for _, m in columns]))]
+    for name, metrics in columns:
+        if metrics.speedups:
+            lines += ["", f"## Speedups: {name}", "", *grid(*speedup_rows(metrics))]
+    return lines
+
+
+def columns_of(summary: Summary) -> list[tuple[str, Metrics]]:
+    """The groups with what they are called: those that count, then those apart."""
+    kept = [summary.main, *summary.groups]
+    return [(m.name, m) for m in kept if m.tasks] + [(f"{m.name} (apart)", m) for m in summary.apart if m.tasks]
 
 
 def summary_rows(columns: Sequence[Metrics]) -> list[list[str]]:
     """Name and a cell for each group, row by row; rows that are empty everywhere are left out."""
-    rows: list[list[str]] = []
+    cells: dict[str, Callable[[Metrics], str]] = {
+        "tasks (runs)": lambda m: f"{m.tasks} ({m.runs})",
+        "success": lambda m: share(m.success),
+        "faster than the best stock option (fast_1)": lambda m: share(_headline(m, "1")),
+        "mean over best stock, failures as 0": lambda m: times(_headline(m, "mean")),
+        "geometric mean over best stock, solved": lambda m: times(_headline(m, "solved_geometric")),
+        "fraction of speed of light, solved": lambda m: share(m.sol),
+        "caught cheating, tasks": lambda m: share(m.hack),
+        "caught cheating, programs": lambda m: "" if m.hack_programs is None else f"{m.hack_programs:.1%}",
+        "partial hack, tasks": lambda m: share(m.partial_hack),
+        "tokens a run": lambda m: "" if m.tokens is None else f"{m.tokens:,.0f}",
+        "dollars a run": lambda m: "price unknown" if m.usd is None else f"${m.usd:.4f}",
+        "wall seconds a run": lambda m: "" if m.wall_seconds is None else f"{m.wall_seconds:,.1f}",
+        "device seconds a run": lambda m: "" if m.device_seconds is None else f"{m.device_seconds:,.1f}",
+    }
+    rows = [[name, *(cell(metrics) for metrics in columns)] for name, cell in cells.items()]
+    return [row for row in rows if any(row[1:])]
 
-    def row(name: str, cell: Callable[[Metrics], str]) -> None:
-        cells = [cell(metrics) for metrics in columns]
-        if any(cells):
-            rows.append([name, *cells])
 
-    row("tasks (runs)", lambda m: f"{m.tasks} ({m.runs})")
-    row("success", lambda m: share(m.success))
-    for over, name in OVER.items():
-        for bar in ("1", "1.2", "1.5", "2"):
-            row(f"fast_{bar} over {name}", lambda m, o=over, b=bar: share(_fast(m, o, b)))  # type: ignore[misc]
-        for field, words in FIGURES.items():
-            row(f"{words.format(name)}", lambda m, o=over, f=field: times(_speedup(m, o, f)))  # type: ignore[misc]
-    row("fraction of speed of light (solved)", lambda m: share(m.sol))
-    row("caught cheating, tasks", lambda m: share(m.hack))
-    row("caught cheating, programs", lambda m: "" if m.hack_programs is None else f"{m.hack_programs:.1%}")
-    row("partial hack, tasks", lambda m: share(m.partial_hack))
-    row("tokens a run", lambda m: f"{m.tokens:,.0f}" if m.tokens is not None else "")
-    row("dollars a run", lambda m: f"${m.usd:.4f}" if m.usd is not None else "unknown price" if m.tokens else "")
-    row("wall seconds a run", lambda m: f"{m.wall_seconds:,.1f}" if m.wall_seconds is not None else "")
-    row("device seconds a run", lambda m: f"{m.device_seconds:,.1f}" if m.device_seconds is not None else "")
-    return rows
+def speedup_rows(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of one group's speedups: a column for each baseline."""
+    rows = [
+        [f"fast_{bar}", *(share(found.fast[bar]) for found in metrics.speedups)] for bar in metrics.speedups[0].fast
+    ]
+    for field, name in FIGURES.items():
+        values = [getattr(found, field) for found in metrics.speedups]
+        rows.append([name, *(times(value) for value in values)])
+    if any(found.missing for found in metrics.speedups):
+        rows.append(["tasks without this baseline, left out", *(str(found.missing) for found in metrics.speedups)])
+    return ["over", *(OVER[found.over] for found in metrics.speedups)], rows
 
 
 FIGURES = {
-    "mean": "mean over {}, failures as 0",
-    "solved_mean": "mean over {}, solved",
-    "geometric": "geometric mean over {}, failures as 0",
-    "solved_geometric": "geometric mean over {}, solved",
-    "median": "median over {}, failures as 0",
-    "solved_median": "median over {}, solved",
+    "mean": "mean, failures as 0",
+    "solved_mean": "mean, solved",
+    "geometric": "geometric mean, failures as 0",
+    "solved_geometric": "geometric mean, solved",
+    "median": "median, failures as 0",
+    "solved_median": "median, solved",
 }
 """Fields of ``Speedups`` with what they are called."""
 
 
-def _fast(metrics: Metrics, over: str, bar: str) -> Number | None:
-    found = next((s for s in metrics.speedups if s.over == over), None)
-    return found.fast.get(bar) if found else None
-
-
-def _speedup(metrics: Metrics, over: str, field: str) -> Number | None:
-    found = next((s for s in metrics.speedups if s.over == over), None)
-    value = getattr(found, field) if found else None
+def _headline(metrics: Metrics, field: str) -> Number | None:
+    found = next((s for s in metrics.speedups if s.over == "over_best"), None)
+    if found is None:
+        return None
+    value = found.fast.get(field) or getattr(found, field, None)
     return value if isinstance(value, Number) else None
 
 

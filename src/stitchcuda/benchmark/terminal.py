@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from stitchcuda.benchmark.folder import Sweep
 from stitchcuda.benchmark.heading import heading, title, warnings
 from stitchcuda.benchmark.metrics import summarise
-from stitchcuda.benchmark.table import TASK_COLUMNS, summary_rows, task_row
+from stitchcuda.benchmark.table import TASK_COLUMNS, columns_of, speedup_rows, summary_rows, task_row
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SHOWN = ("task", "result", "over best stock", "over eager", "program", "best stock", "speed of light", "remarks")
 """Columns that a terminal has room for; all of them are in table.md."""
@@ -34,14 +39,24 @@ def print_sweep(sweep: Sweep) -> None:
         tasks.add_row(*(escape(cells[place]) for place in places), style=style)
     console.print(tasks)
     summary = summarise(sweep.records)
-    if summary.main.tasks:
-        columns = [summary.main, *summary.groups, *summary.apart]
-        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-        table.add_column("summary")
-        for metrics in columns:
-            table.add_column(metrics.name + (" (apart)" if metrics in summary.apart else ""), justify="right")
-        for row in summary_rows(columns):
-            table.add_row(*(escape(cell) for cell in row))
-        console.print(table)
+    columns = columns_of(summary)
+    if columns:
+        _print(console, ["summary", *(name for name, _ in columns)], summary_rows([m for _, m in columns]))
+    if summary.main.speedups:
+        head, rows = speedup_rows(summary.main)
+        _print(console, ["speedup over", *head[1:]], rows)
     for item, why in [*summary.unscored.items(), *sweep.open.items()]:
         console.print(f"[yellow]{escape(item)}[/]: {escape(why)}", highlight=False)
+
+
+def _print(console: Console, head: list[str], rows: list[list[str]]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for index, name in enumerate(head):
+        table.add_column(name, justify="right" if index else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    console.print()
+    console.print(table)

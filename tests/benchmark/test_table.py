@@ -1,0 +1,92 @@
+"""The table and the page: every number stands under what it rests on."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+from stitchcuda.benchmark.page import page
+from stitchcuda.benchmark.plot import speedup_svg
+from stitchcuda.benchmark.table import markdown
+from tests.benchmark.samples import PROVENANCE, record, sweep
+
+SWEEP = sweep(
+    [record("MobileNetV1", 1.5, group="level 3"), record("GRU", message="a call raised <KeyError>", group="level 3")],
+    split="test",
+)
+
+
+def test_the_heading_names_device_versions_precision_tier_and_baselines() -> None:
+    table = markdown(SWEEP)
+    for words in (
+        "suite: KernelBench level 3, test split",
+        "programs by: recipes",
+        "device: NVIDIA H200",
+        "driver 580.95, CUDA 13.0, torch 2.11.0+cu130",
+        "precision class: fp32",
+        "tier: publish",
+        "stock options: CUDA graph, torch.compile, eager",
+        "commit abc123",
+    ):
+        assert f"- {words}" in table or words in table
+
+
+def test_figures_name_how_failures_count() -> None:
+    table = markdown(SWEEP)
+    assert "| mean, failures as 0 | 0.75x [0.00, 1.50] |" in table
+    assert "| mean, solved | 1.50x |" in table
+    assert "| success | 50% [9%, 91%] |" in table
+
+
+def test_every_task_has_a_row_with_its_result_and_best_stock_option() -> None:
+    table = markdown(SWEEP)
+    assert "| MobileNetV1 | correct | 1.50x [1.35, 1.65] | 4.50x | 3.00x | 1 ms | CUDA graph 1.5 ms |" in table
+    assert "| GRU | nothing_correct: a call raised <KeyError> |" in table
+
+
+def test_a_mixture_is_said_before_any_number() -> None:
+    mixed = sweep([record("a", 1.5), record("b", 2.0, provenance=PROVENANCE | {"device": "NVIDIA A100"})])
+    table = markdown(mixed)
+    assert "device: NVIDIA H200 (1), NVIDIA A100 (1)" in table
+    assert table.index("Several devices took part") < table.index("## Summary")
+
+
+def test_an_unfinished_sweep_says_what_is_missing_and_why() -> None:
+    table = markdown(sweep([record("a", 1.5)], still_open={"b.0": "the model gave no answer"}))
+    assert "- incomplete: 1 of 2 items are done" in table
+    assert "- b.0: the model gave no answer" in table
+
+
+def test_the_screen_tier_is_not_to_be_published() -> None:
+    assert "not to be published" in markdown(sweep([record("a", 1.5, tier="screen")], tier="screen"))
+
+
+def test_a_sweep_without_a_finished_item_has_a_table() -> None:
+    assert "none measured yet" in markdown(sweep([], still_open={"b.0": "not run yet"}))
+    assert "<h2>Not done</h2>" in page(sweep([], still_open={"b.0": "not run yet"}))
+
+
+def test_the_page_is_whole_html_without_anything_from_elsewhere() -> None:
+    text = page(SWEEP)
+    depth: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            if tag != "meta":
+                depth.append(tag)
+            assert not any(name == "src" for name, _ in attrs)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert depth.pop() == tag
+
+    Reader().feed(text)
+    assert not depth
+    assert "a call raised &lt;KeyError&gt;" in text
+    assert "NVIDIA H200" in text
+
+
+def test_the_plot_has_a_bar_for_each_task_and_marks_failures() -> None:
+    drawn = speedup_svg([record("a", 2.0), record("b", 0.8), record("c")])
+    assert drawn.count('class="gain"') == 1
+    assert drawn.count('class="loss"') == 1
+    assert drawn.count('class="failure"') == 1
+    assert speedup_svg([]) == ""
