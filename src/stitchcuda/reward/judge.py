@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 from stitchcuda.agents.prompting import Prompt
 from stitchcuda.agents.providers import check_access
-from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.agents.settings import Limits, MindSettings, Patience
 from stitchcuda.agents.spending import Meter
 from stitchcuda.reward.combine import combine
@@ -24,6 +23,7 @@ from stitchcuda.reward.judge_python import CannotBeShown
 from stitchcuda.reward.judge_view import reference_text, view
 from stitchcuda.reward.model import DIMENSIONS, RubricScore
 from stitchcuda.reward.observed import Observed
+from stitchcuda.reward.replies import Replies
 from stitchcuda.reward.task_rubric import TaskRubric
 from stitchcuda.task.model import Task
 
@@ -86,7 +86,7 @@ class Judge:
         conversation = Conversation(
             settings.model,
             settings.base_url,
-            log=_Replies(f"judge#{vote.number}"),
+            log=Replies(f"judge#{vote.number}"),
             settings=MindSettings(
                 judge_temperature=settings.temperature,
                 judge_output_tokens=settings.output_tokens,
@@ -167,17 +167,3 @@ class Judge:
             )
             return None
         return calibration
-
-
-class _Replies:
-    """Replies of one vote, in memory."""
-
-    def __init__(self, node: str) -> None:
-        self.node = node
-        self._records: dict[RequestKey, ReplyRecord] = {}
-
-    def find(self, key: RequestKey) -> ReplyRecord | None:
-        return self._records.get(key)
-
-    def append(self, record: ReplyRecord) -> None:
-        self._records[record.key] = record

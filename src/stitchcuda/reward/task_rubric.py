@@ -1,6 +1,7 @@
 """What a good program for one task would do: from its reference's Profile and the device's bound, by rules.
 
-A model's draft of it is in ``reward.rubric_draft``. It stands beside the general rubric for whoever marks or writes a program, and is kept by the hash of its task.
+A model's draft of it is in ``reward.rubric_draft``. It stands beside the general rubric for whoever marks or writes a
+program, and is kept by the hash of its task.
 """
 
 from __future__ import annotations
