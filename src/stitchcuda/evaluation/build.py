@@ -27,6 +27,7 @@ from stitchcuda.evaluation.library import (
     make_library,
 )
 from stitchcuda.evaluation.model import Finding
+from stitchcuda.evaluation.torch_build import build_extensions
 from stitchcuda.program.bindings import render
 from stitchcuda.program.files import write_program
 from stitchcuda.program.model import Manifest, Program
@@ -57,6 +58,7 @@ class Build:
     kernels: tuple[str, ...] = ()
     instructions: Mapping[str, int] = field(default_factory=dict)
     confinement: str = ""
+    extensions: str = ""
 
 
 def build(
@@ -108,6 +110,7 @@ def build(
         kernels=report.kernels,
         instructions=report.instructions,
         confinement=report.confinement,
+        extensions=report.extensions,
     )
 
 
@@ -127,8 +130,13 @@ def _build(
                 library = find_library(store, name) or make_library(
                     program, manifest, toolchain, cache=store, key=name, precision=precision, deadline=deadline
                 )
-    key = _key(program.digest, precision, toolchain.description if toolchain is not None else "")
-    report, cached = (library.report, not library.compiled) if library is not None else (Report(), True)
+    extensions = build_extensions(program, target, cache=store, deadline=deadline)
+    if extensions.error:
+        raise CompileError(extensions.error)
+    key = _key(program.digest, precision, toolchain.description if toolchain is not None else "", extensions.key)
+    report, cached = extensions.report, extensions.cached
+    if library is not None:
+        report, cached = library.report, not library.compiled
     folder = store.find("programs", key)
     if folder is not None:
         return cached, folder, report
@@ -138,7 +146,8 @@ def _build(
             file = f"kernels_{name[:16]}.so"
             shutil.copyfile(library.path, aside / file)
             (aside / "bindings.py").write_text(render(manifest, file), encoding="utf-8")
-        return cached and library is not None, store.publish("programs", key, aside), report
+        extensions.place(aside)
+        return cached and (library is not None or bool(extensions.each)), store.publish("programs", key, aside), report
 
 
 def _toolchain(manifest: Manifest, target: Target) -> Toolchain:

@@ -78,6 +78,7 @@ class Report(BaseModel):
         default_factory=dict, description="matrix instructions in its SASS; empty without cuobjdump"
     )
     confinement: str = Field(default="", description="how the compilers were confined")
+    extensions: str = Field(default="", description="whose headers ``load_inline`` was built against, and why")
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ class Making:
         # Each command is a process of its own; the threads only wait for them.
         with ThreadPoolExecutor(max_workers=max(1, len(os.sched_getaffinity(0)))) as pool:
             results = list(pool.map(self.command, commands))
-        if any(result.code for result in results) and self._jail_is_to_blame():
+        if any(result.code for result in results) and self.jail_is_to_blame():
             return self.run(sources, launchers, precision)
         self._check(results)
         hits = [*self._foreign(objects), *binary.object_hits(objects)]
@@ -241,7 +242,7 @@ class Making:
                 code = 128 - code
             return _Result(code, log.read(limit).decode(errors="replace"))
 
-    def _jail_is_to_blame(self) -> bool:
+    def jail_is_to_blame(self) -> bool:
         """Whether this toolchain works outside the jail only; then the work goes on unconfined, and says so."""
         if not self.jail.level or _works_confined(self.toolchain):
             return False

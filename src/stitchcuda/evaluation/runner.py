@@ -158,6 +158,8 @@ class Runner:
             wire.get_files(self.config["program_fd"], folder)
             os.close(self.config["program_fd"])
             sys.path.insert(0, str(folder))
+            inline: Any = load_file("stitchcuda_torch_inline", Path(__file__).with_name("torch_inline.py"))
+            inline.install(folder / inline.FOLDER)
             if flags & wire.KNOCK_OUT:
                 self.knock_out(folder)
             module = load_file("program", folder / "program.py")

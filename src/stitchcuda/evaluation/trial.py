@@ -578,6 +578,7 @@ class Trial:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "confinement": confinement,
             "build_confinement": self.built.confinement if self.built is not None else "",
+            "extensions": self.built.extensions if self.built is not None else "",
             "sanitizer": self.sanitized,
             "data_plane": "device" if evaluator.kind == "cuda" and Planes.ipc else "host",
             "interleaved": self.interleaved and (self.tier == "publish" or evaluator.interleaved),

@@ -1,0 +1,3 @@
+#pragma once
+#include "../../stitch/all.h"
+#include "../../stitch/cuda.h"
