@@ -1,4 +1,7 @@
-"""``stitchcuda rubric TASK PROGRAM``: a program's marks with their evidence; ``rubric make TASK``: what a task asks."""
+"""``stitchcuda rubric TASK PROGRAM``: a program's marks with their evidence, and a judge's beside them on request.
+
+``rubric make TASK`` writes down what a task asks for, ``rubric calibrate FILE`` tries a judge on known marks.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from stitchcuda.cli._session import Session
-    from stitchcuda.evaluation.model import Evaluation
-    from stitchcuda.reward.model import Reward, RubricScore, Skill
+    from stitchcuda.reward.judge import Judge
+    from stitchcuda.reward.model import Skill
     from stitchcuda.reward.observe import Observer
     from stitchcuda.reward.task_rubric import TaskRubric
 
@@ -35,13 +38,17 @@ class _ScoreByDefault(TyperGroup):
 app = typer.Typer(
     cls=_ScoreByDefault,
     no_args_is_help=True,
-    help="Mark a program from evidence: 'rubric TASK PROGRAM'. Say what a task asks for: 'rubric make TASK'.",
+    help="Mark a program from evidence: 'rubric TASK PROGRAM'. Say what a task asks for: 'rubric make TASK'. "
+    "Try a judge on programs with known marks: 'rubric calibrate FILE --judge PROVIDER:NAME'.",
 )
 
 _JSON = typer.Option("--json", help="Print one JSON object.")
 _TARGET = typer.Option(help="auto, cuda or cpu.")
 _ROOT = typer.Option(help="KernelBench's checkout or Parquet folder.")
 _PRECISION = typer.Option(help="fp32, tf32, fp16 or bf16; default: the task's own, else fp32.")
+_BASE_URL = typer.Option(help="Address of an OpenAI-compatible (or the provider's) server.")
+_VOTES = typer.Option(min=1, max=15, help="Answers that the judge is asked for; their median counts.")
+_TEMPERATURE = typer.Option(min=0.0, max=2.0, help="The judge's sampling temperature.")
 _TASK = typer.Argument(metavar="TASK", help="A .py file, or kernelbench:LEVEL/ID.")
 
 
@@ -69,6 +76,12 @@ def score(
     counters: Annotated[
         int, typer.Option(min=0, max=20, help="So many of the longest kernels are also read by Nsight Compute.")
     ] = 0,
+    judge: Annotated[
+        str | None, typer.Option(metavar="PROVIDER:NAME", help="Let this model judge beside the evidence.")
+    ] = None,
+    votes: Annotated[int, _VOTES] = 3,
+    temperature: Annotated[float, _TEMPERATURE] = 0.3,
+    base_url: Annotated[str | None, _BASE_URL] = None,
     target: Annotated[str, _TARGET] = "auto",
     root: Annotated[Path | None, _ROOT] = None,
     precision: Annotated[str | None, _PRECISION] = None,
@@ -76,12 +89,15 @@ def score(
     """Mark PROGRAM from evidence: honesty, engineering, operators taken over, and whether it is what was asked for.
 
     Evaluates it, profiles it beside the task, and reads its machine
-    code; no language model. Each mark is 1 to 5 with its reasons, and
-    the reward is shown with every part of it.
+    code; no language model unless --judge names one. Each mark is 1 to 5
+    with its reasons, and the reward is shown with every part of it.
+    A judge moves a mark by 1 at most, never raises honesty, and raises
+    nothing before it was calibrated.
     Exit code 0: correct and honest; 1: not; 2: wrong use.
     """
     from stitchcuda.agents.feedback import Feedback
     from stitchcuda.agents.plan import Step
+    from stitchcuda.cli import _scorecard
     from stitchcuda.cli._session import open_session
     from stitchcuda.errors import StitchError
     from stitchcuda.program.files import load_program
@@ -100,6 +116,7 @@ def score(
     asked = _read(step, Step) if step is not None else None
     word = _read(feedback, Feedback) if feedback is not None else None
     settings = RewardSettings.preset("paper") if baseline == "eager" else RewardSettings()
+    asking = _judge(judge, base_url, votes, temperature) if judge is not None else None
     with open_session(task, target=target, root=root, precision=precision) as session:
         observer = _observer(session, counters)
         seen = observer.observe(
@@ -111,13 +128,16 @@ def score(
         )
         rubric = _task_rubric(session, observer, measure=seen.evaluation.passed)
     skill: Skill = "improve" if earlier is not None else "scratch"
-    marks = mark(seen, skill)
+    marks, judged = mark(seen, skill), None
+    if asking is not None:
+        judged = asking.judge(session.task, seen, marks, rubric)
+        marks = judged.score
     step_before = seen.previous if asked is not None and seen.previous is not None and seen.previous.passed else None
     gained = reward(seen.evaluation, marks, skill, settings, previous=step_before)
     if as_json:
-        _print_json(seen.evaluation, marks, gained, rubric)
+        _scorecard.print_json(seen.evaluation, marks, gained, rubric, judged)
     else:
-        _show(seen.evaluation, marks, gained, rubric)
+        _scorecard.show(seen.evaluation, marks, gained, rubric, judged)
     if not seen.evaluation.passed:
         raise typer.Exit(1)
 
@@ -126,6 +146,10 @@ def score(
 def make(
     task: Annotated[str, _TASK],
     as_json: Annotated[bool, _JSON] = False,
+    model: Annotated[
+        str, typer.Option(metavar="PROVIDER:NAME", help="Who drafts it: rules (no model), or a strong model.")
+    ] = "rules",
+    base_url: Annotated[str | None, _BASE_URL] = None,
     target: Annotated[str, _TARGET] = "auto",
     root: Annotated[Path | None, _ROOT] = None,
     precision: Annotated[str | None, _PRECISION] = None,
@@ -133,26 +157,90 @@ def make(
     """Write down what a good program for TASK would do, from its profile and the device's ceilings, and keep it.
 
     It is kept in the cache folder by the task's hash and shown
-    whenever a program for the task is marked.
+    whenever a program for the task is marked. A model's draft is held to
+    what was measured; where it fails, the rules write it and say why.
     """
+    from stitchcuda.agents.providers import check_access
+    from stitchcuda.cli import _scorecard
     from stitchcuda.cli._session import open_session
     from stitchcuda.errors import ProfilerError
     from stitchcuda.reward import task_rubric
     from stitchcuda.workflow.run import data_folder
 
+    if model != "rules":
+        check_access(model, base_url)
     with open_session(task, target=target, root=root, precision=precision) as session:
         observer = _observer(session, 0)
         reference = observer.reference()
         if reference is None:
             raise ProfilerError("without a profile of the task there is no rubric; see 'stitchcuda doctor'")
-        rubric = task_rubric.make(session.task, reference, session.device, observer.bound())
+        bound = observer.bound()
+        if model == "rules":
+            rubric = task_rubric.make(session.task, reference, session.device, bound)
+        else:
+            from stitchcuda.reward.rubric_draft import draft
+
+            rubric = draft(
+                session.task, reference, session.device, bound, model=model, base_url=base_url, notify=_remark
+            )
         path = task_rubric.place(data_folder(), session.task, session.device)
         task_rubric.store(rubric, path)
     if as_json:
         typer.echo(rubric.model_dump_json(indent=2))
         return
-    _show_asks(rubric)
+    _scorecard.show_asks(rubric)
     typer.echo(f"kept {path}", err=True)
+
+
+@app.command("calibrate")
+def calibrate(
+    known: Annotated[
+        Path, typer.Argument(metavar="FILE", help="Programs with known marks, one JSON object a line.", dir_okay=False)
+    ],
+    judge: Annotated[str, typer.Option(metavar="PROVIDER:NAME", help="The model to try.")],
+    as_json: Annotated[bool, _JSON] = False,
+    votes: Annotated[int, _VOTES] = 3,
+    temperature: Annotated[float, _TEMPERATURE] = 0.3,
+    base_url: Annotated[str | None, _BASE_URL] = None,
+    at_once: Annotated[int, typer.Option(min=1, max=64, help="Programs that are asked about at the same time.")] = 4,
+) -> None:
+    """Ask a judge about programs with known marks, and keep its bias and agreement by the model's name.
+
+    Nothing is run: FILE holds what was seen of each program. From then on
+    'rubric --judge' with the same votes and temperature takes the bias off,
+    and lets the judge raise marks on dimensions where it agrees.
+    """
+    from stitchcuda.cli import _scorecard
+    from stitchcuda.reward import judge_calibration
+    from stitchcuda.reward.judge_known import read, try_judge
+    from stitchcuda.workflow.run import data_folder
+
+    programs = read(known)
+    asking = _judge(judge, base_url, votes, temperature, fresh=True)
+    found, _ = try_judge(asking, programs, at_once=at_once, tell=_remark)
+    path = judge_calibration.place(data_folder(), judge)
+    judge_calibration.store(found, path)
+    if as_json:
+        typer.echo(found.model_dump_json(indent=2))
+        return
+    _scorecard.show_calibration(found)
+    typer.echo(f"kept {path}", err=True)
+
+
+def _judge(model: str, base_url: str | None, votes: int, temperature: float, *, fresh: bool = False) -> Judge:
+    """The judge, with what is known of it unless ``fresh``. Raises StitchError where it cannot be asked."""
+    from stitchcuda.reward import judge_calibration
+    from stitchcuda.reward.judge import Judge
+    from stitchcuda.reward.judge_model import JudgeSettings
+    from stitchcuda.workflow.run import data_folder
+
+    settings = JudgeSettings(model=model, base_url=base_url, votes=votes, temperature=temperature)
+    known = None if fresh else judge_calibration.stored(judge_calibration.place(data_folder(), model))
+    return Judge(settings, known, _remark)
+
+
+def _remark(text: str) -> None:
+    typer.echo(text, err=True)
 
 
 def _observer(session: Session, counters: int) -> Observer:
@@ -166,7 +254,7 @@ def _observer(session: Session, counters: int) -> Observer:
         session.evaluator,
         data_folder(),
         counters=counters,
-        remark=lambda text: typer.echo(text, err=True),
+        remark=_remark,
     )
 
 
@@ -192,79 +280,3 @@ def _read(path: Path, model: type[Document]) -> Document:
     except (OSError, ValidationError) as error:
         first = " ".join(str(error).splitlines()[:3])
         raise StitchError(f"{path} is no {model.__name__} ({first}); a run's journal holds them") from None
-
-
-def _print_json(evaluation: Evaluation, marks: RubricScore, gained: Reward, rubric: TaskRubric | None) -> None:
-    import json
-
-    document = {
-        "status": evaluation.status,
-        "score": marks.model_dump(mode="json"),
-        "total": marks.total,
-        "reward": gained.model_dump(mode="json"),
-        "task_rubric": rubric.model_dump(mode="json") if rubric is not None else None,
-        "evaluation": evaluation.model_dump(mode="json"),
-    }
-    typer.echo(json.dumps(document, indent=2))
-
-
-def _show(evaluation: Evaluation, marks: RubricScore, gained: Reward, rubric: TaskRubric | None) -> None:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from stitchcuda.report.terminal import new_console
-    from stitchcuda.reward.model import DIMENSIONS
-    from stitchcuda.reward.rubric import load
-
-    console = new_console()
-    colour = "green" if evaluation.passed else "red"
-    console.print(f"[{colour} bold]{evaluation.status}[/]: {escape(evaluation.message)}", highlight=False)
-    anchors = load(marks.skill)
-    table = Table(box=None, padding=(0, 2, 1, 0), header_style="bold")
-    table.add_column("dimension", no_wrap=True)
-    table.add_column("mark", justify="right")
-    table.add_column("evidence")
-    for name in DIMENSIONS:
-        given = marks.marks[name]
-        reasons = [escape(reason) for reason in given.reasons]
-        if evaluation.passed:
-            reasons.append(f"[dim]{escape(anchors.anchor(name, given.score))}[/]")
-        table.add_row(name.replace("_", " "), f"{given.score:g}", "\n".join(reasons))
-    console.print(table)
-    console.print(f"total {marks.total:g} of 20 ({marks.skill}, by {marks.source})", highlight=False)
-    if gained.speedup is None or gained.rubric is None or gained.multiplier is None:
-        why = ", ".join(gained.hacks) if gained.hack else evaluation.status
-        console.print(f"reward 0: {escape(why)}", highlight=False)
-    else:
-        level = " (the difference lies within the measured interval)" if gained.within_interval else ""
-        console.print(
-            f"reward {gained.value:.3f} = min(({gained.speedup:.3f} + {gained.settings.tau:g}) x "
-            f"{gained.multiplier:.3f}, {gained.settings.largest:g}), speed over {gained.against}{level}",
-            highlight=False,
-        )
-    if rubric is not None:
-        _show_asks(rubric)
-
-
-def _show_asks(rubric: TaskRubric) -> None:
-    from rich.markup import escape
-
-    from stitchcuda.report.terminal import new_console
-
-    console = new_console()
-    names = ", ".join(f"{d.operator} {d.share:.0%}" for d in rubric.dominant)
-    console.print(
-        f"\nA good program for {escape(rubric.task)} ({rubric.precision}, {escape(rubric.device)}; {rubric.author})",
-        style="bold",
-        highlight=False,
-    )
-    console.print(f"dominant operators: {escape(names)}", highlight=False)
-    ceilings = []
-    if rubric.copy_bytes_per_second is not None:
-        ceilings.append(f"{rubric.copy_bytes_per_second / 1e9:.4g} GB/s copied")
-    if rubric.flops_per_second is not None:
-        ceilings.append(f"{rubric.flops_per_second / 1e12:.3g} TFLOP/s")
-    if ceilings:
-        console.print(f"measured ceilings: {', '.join(ceilings)}", highlight=False)
-    for ask in rubric.asks:
-        console.print(f"- {escape(ask.text)}; up to {ask.gain:.1f}x", highlight=False)
