@@ -14,7 +14,7 @@ from typing import Literal
 
 def lock_path(kind: Literal["cuda", "cpu"], cache: Path) -> Path:
     """The lock of the device that this process sees; the folder may be shared by several machines."""
-    device = kind
+    device: str = kind
     if kind == "cuda":
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
         device = f"cuda-{first}"

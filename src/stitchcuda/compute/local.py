@@ -4,7 +4,6 @@ these are busy."""
 from __future__ import annotations
 
 import os
-import subprocess
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
+from stitchcuda.compute.devices import VISIBLE, visible_gpus
 from stitchcuda.compute.model import Capacity, Job, Outcome, Wanted
 from stitchcuda.compute.process import TimeLimit, WorkerDied, WorkerProcess
 from stitchcuda.compute.queueing import Pending, Waiting
@@ -24,19 +24,6 @@ TURN_SECONDS = 1.0
 PAUSE_SECONDS = 0.2
 """Before a new process takes the place of one that died, times the job's attempts so far."""
 MOST_BUILDERS = 8
-
-
-def visible_gpus() -> list[str]:
-    """What CUDA_VISIBLE_DEVICES would name each GPU that this process may use; empty without any."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
-    command = ["nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
 
 
 class Lane:
@@ -201,7 +188,7 @@ class LocalCompute:
                     ]
                 else:
                     self._lanes[kind] = [
-                        Lane(self._waiting, kind, self.cache, f"cuda{index}", {"CUDA_VISIBLE_DEVICES": gpu})
+                        Lane(self._waiting, kind, self.cache, f"cuda{index}", {VISIBLE: gpu})
                         for index, gpu in enumerate(visible_gpus())
                     ]
             return self._lanes[kind]

@@ -1,0 +1,203 @@
+"""The orchestrator's end of a spool: puts jobs into the folder and waits for what comes of them. It holds no jobs in
+memory, and killed at any moment it loses nothing: submitted again under the same ids, jobs give what was done
+meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from stitchcuda.compute.model import Capacity, FailureReason, Job, JobFailure, Kind, Outcome, Versions
+from stitchcuda.compute.spool_folder import Entry, Registered, SpoolFolder
+from stitchcuda.errors import InfrastructureError
+
+FEW = 200
+"""Up to so many jobs are asked for one by one; beyond, the folder of results is listed."""
+WAIT_SHARE, LEAST_WAIT, MOST_WAIT = 0.05, 0.005, 1.0
+"""The next look comes after this share of the time since a result last came."""
+LOOK_COST = 4.0
+"""A look at a large folder takes time; at least so many times that passes before the next."""
+GONE_SECONDS = 120.0
+"""How long the folder may be unreachable before the jobs are told so."""
+
+
+@dataclass(slots=True)
+class _Awaited:
+    future: Future[Outcome]
+    kind: Kind
+    entry: Entry | None
+    submitted: float
+
+
+class SpoolCompute:
+    """A spool, made where there is none. ``lease_s`` is for a new one: seconds without a sign of life after which a
+    job goes to another worker."""
+
+    def __init__(self, path: Path, *, lease_s: float | None = None) -> None:
+        self.folder = SpoolFolder(path, lease_s=lease_s)
+        self._awaited: dict[str, _Awaited] = {}
+        self._guard = threading.Lock()
+        self._wake = threading.Event()
+        self._closed = False
+        self._present = {entry.id: entry for entry in self._listing()}
+        self._thread = threading.Thread(target=self._watch, name="stitchcuda-spool", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def submit(self, job: Job) -> Future[Outcome]:
+        """See ``Compute``. A job whose id is in the spool already, waiting, begun or done, is not put there again; one
+        that failed for want of a working machine is."""
+        future: Future[Outcome] = Future()
+        with self._guard:
+            if self._closed:
+                raise InfrastructureError("the spool was closed here; no more jobs can be submitted")
+            if job.id in self._awaited:
+                raise InfrastructureError(f"job {job.id} is awaited already; every job needs an id of its own")
+            entry = self._present.pop(job.id, None)
+            self._awaited[job.id] = _Awaited(future, job.kind, entry, time.monotonic())
+        try:
+            if entry is None and not self._stands(job.id):
+                self._awaited[job.id].entry = self.folder.submit(job)
+        except BaseException:
+            with self._guard:
+                self._awaited.pop(job.id, None)
+            raise
+        self._wake.set()
+        return future
+
+    def capacity(self) -> Capacity:
+        """See ``Compute``: workers that gave a sign of life lately."""
+        workers = self.folder.workers()
+        claimed = {entry.id for entry in self.folder.listed("claimed")}
+        with self._guard:
+            mine = set(self._awaited)
+        return Capacity(
+            devices=[worker.facts for worker in workers],
+            workers=len(workers),
+            queued=len(mine - claimed),
+            running=len(mine & claimed),
+        )
+
+    def close(self) -> None:
+        """See ``Compute``: jobs that wait or run stay in the spool; their futures here end as cancelled."""
+        with self._guard:
+            if self._closed:
+                return
+            self._closed = True
+        self._wake.set()
+        self._thread.join()
+        self._fail(list(self._awaited), "cancelled", "the orchestrator ended; the job is still in the spool")
+        self.folder.close()
+
+    def _stands(self, job: str) -> bool:
+        """Whether there is a result that counts."""
+        if not self.folder.finished(job):
+            return False
+        known = self.folder.result(job)
+        if known is not None and known.failure is not None and known.failure.reason != "task":
+            self.folder.forget(job)
+            return False
+        return known is not None
+
+    def _listing(self) -> Iterable[Entry]:
+        # A job may go either way between the two listings.
+        waiting = self.folder.listed("jobs")
+        return [*waiting, *self.folder.listed("claimed"), *self.folder.listed("jobs")]
+
+    # ---- The thread that watches ----
+
+    def _watch(self) -> None:
+        news = looked_after = reached = time.monotonic()
+        while not self._closed:
+            began = time.monotonic()
+            try:
+                if self._collect():
+                    news = time.monotonic()
+                if time.monotonic() - looked_after > self.folder.lease_s / 4:
+                    self.folder.expire()
+                    self._refuse()
+                    looked_after = time.monotonic()
+                reached = time.monotonic()
+            except Exception as error:
+                if time.monotonic() - reached > GONE_SECONDS:
+                    self._fail(list(self._awaited), "infrastructure", f"the spool is out of reach: {error}")
+            now = time.monotonic()
+            wait = max((now - news) * WAIT_SHARE, (now - began) * LOOK_COST, LEAST_WAIT)
+            if self._wake.wait(min(wait, MOST_WAIT) if self._awaited else MOST_WAIT):
+                self._wake.clear()
+                news = time.monotonic()
+
+    def _collect(self) -> int:
+        """Give the results that came."""
+        with self._guard:
+            names = list(self._awaited)
+        if len(names) > FEW:
+            there = set(self.folder.results())
+            names = [name for name in names if name in there or self._awaited[name].future.cancelled()]
+        count = 0
+        for name in names:
+            awaited = self._awaited[name]
+            if awaited.future.cancelled():
+                if awaited.entry is not None:
+                    self.folder.withdraw(awaited.entry)
+            else:
+                outcome = self.folder.result(name)
+                if outcome is None:
+                    continue
+                self._give(awaited, outcome)
+            with self._guard:
+                self._awaited.pop(name, None)
+            count += 1
+        return count
+
+    def _refuse(self) -> None:
+        """Fail jobs that no worker will take, since all that are there run another version."""
+        here = Versions()
+        workers = self.folder.workers()
+        for kind in ("cuda", "cpu"):
+            mine = [worker for worker in workers if worker.kind == kind]
+            if not mine or any(worker.versions.goes_with(here) for worker in mine):
+                continue
+            late = time.monotonic() - self.folder.lease_s
+            with self._guard:
+                waiting = [
+                    (name, awaited)
+                    for name, awaited in self._awaited.items()
+                    if awaited.entry is not None and awaited.entry.kind == kind and awaited.submitted < late
+                ]
+            names = [name for name, awaited in waiting if awaited.entry and self.folder.withdraw(awaited.entry)]
+            self._fail(names, "version_mismatch", _mismatch(mine, here))
+
+    def _fail(self, names: list[str], reason: FailureReason, message: str) -> None:
+        for name in names:
+            with self._guard:
+                awaited = self._awaited.pop(name, None)
+            if awaited is not None:
+                failure = JobFailure(reason=reason, message=message)
+                self._give(awaited, Outcome(job=name, kind=awaited.kind, failure=failure))
+
+    def _give(self, awaited: _Awaited, outcome: Outcome) -> None:
+        if awaited.future.set_running_or_notify_cancel():
+            # Who gave a job up did not always read what kind it is.
+            awaited.future.set_result(outcome.model_copy(update={"kind": awaited.kind}))
+
+
+def _mismatch(workers: list[Registered], here: Versions) -> str:
+    theirs = ", ".join(sorted({f"{w.name}: {w.versions.stitchcuda} (protocol {w.versions.protocol})" for w in workers}))
+    return (
+        f"this is stitchcuda {here.stitchcuda} (protocol {here.protocol}) and no worker on the spool is of its series "
+        f"({theirs}); install one version on both sides"
+    )

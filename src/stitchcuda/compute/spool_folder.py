@@ -1,0 +1,467 @@
+"""A spool on disk: the layout, the names, and the operations that are atomic on a local disk and over NFS alike. Who
+does what and when is in ``spool`` (the orchestrator) and ``spool_worker``.
+
+    spool.json  what both sides must agree on
+    jobs/       PRIORITY-TIME~QUEUE~ID~1of3.json: waiting; claimed by renaming it to
+    claimed/    the same name ~WORKER: a lease that lasts while the file's time is fresh
+    done/       ID.json: an Outcome. The first one stands; later ones are kept beside it and not used
+    failed/     what was given up, each with the reason beside it
+    workers/    NAME.json: who is there; the file's time is its heartbeat
+    artifacts/  further files of jobs
+
+Times are compared as the file server tells them, so clocks of machines may differ. Names that start with a dot are
+being written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from stitchcuda.compute.model import NAME, Job, JobFailure, Outcome, Versions, Wanted, WorkerInfo
+from stitchcuda.errors import ComputeError, InfrastructureError
+from stitchcuda.hardware.model import Device
+
+FORMAT = 1
+LEASE_SECONDS = 60.0
+"""A job whose worker gave no sign for so long goes to another; NFS clients may see times a few seconds late."""
+LARGEST = 64 << 20
+"""Bytes of a job or result that are still read."""
+FOLDERS = ("jobs", "claimed", "done", "failed", "workers", "artifacts")
+LEFTOVER_SECONDS = 3600.0
+"""After which a file that was begun and not finished is removed."""
+_ENTRY = re.compile(
+    r"(?P<order>\d\d-[0-9a-f]{16})~(?P<series>[0-9A-Za-z.-]+)\+(?P<kind>cuda|cpu)\+(?P<device>any|[0-9a-f]{12})"
+    r"~(?P<id>[A-Za-z0-9][A-Za-z0-9_.-]{0,99})~(?P<attempt>\d{1,3})of(?P<attempts>\d{1,3})(?:~(?P<worker>[\w.-]{1,80}))?\.json"
+)
+
+
+class BadFile(Exception):
+    """Something in the spool is not what its place says; the message says why."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What the name of a job's file says."""
+
+    order: str
+    series: str
+    kind: Literal["cuda", "cpu"]
+    device: str
+    id: str
+    attempt: int
+    attempts: int
+    worker: str = ""
+
+    @classmethod
+    def of(cls, job: Job) -> Entry:
+        """For a job that is submitted now."""
+        order = f"{job.priority:02}-{time.time_ns():016x}"
+        return cls(
+            order, job.versions.series, job.wanted.kind, device_mark(job.wanted), job.id, 1, min(job.attempts, 999)
+        )
+
+    @classmethod
+    def parse(cls, name: str) -> Entry | None:
+        """None for a name that is no job's."""
+        match = _ENTRY.fullmatch(name)
+        if match is None:
+            return None
+        return cls(
+            match["order"],
+            match["series"],
+            "cuda" if match["kind"] == "cuda" else "cpu",
+            match["device"],
+            match["id"],
+            int(match["attempt"]),
+            int(match["attempts"]),
+            match["worker"] or "",
+        )
+
+    @property
+    def name(self) -> str:
+        """The file's."""
+        worker = f"~{self.worker}" if self.worker else ""
+        queue = f"{self.series}+{self.kind}+{self.device}"
+        return f"{self.order}~{queue}~{self.id}~{self.attempt}of{self.attempts}{worker}.json"
+
+    def suits(self, device: Device) -> bool:
+        """Whether a worker of this package's series with ``device`` may claim it."""
+        if self.series != Versions().series or self.kind != device.target.kind:
+            return False
+        return self.device in ("any", device_mark(Wanted(kind=self.kind, name=device.name)))
+
+
+def device_mark(wanted: Wanted) -> str:
+    """A device's name as part of a file's."""
+    return hashlib.sha256(wanted.name.encode()).hexdigest()[:12] if wanted.name else "any"
+
+
+class Registered(WorkerInfo):
+    """A worker's own file."""
+
+    kind: Literal["cuda", "cpu"]
+    facts: Device
+    job: str = ""
+    done: int = 0
+
+
+class SpoolFolder:
+    """The operations. Raises InfrastructureError, in a sentence, when the disk is full or the folder is gone."""
+
+    def __init__(self, path: Path, *, create: bool = True, lease_s: float | None = None) -> None:
+        """Open a spool, made where there is none. Raises ComputeError for a folder that is something else."""
+        self.path = path.absolute()
+        if create:
+            self._create(lease_s or LEASE_SECONDS)
+        try:
+            agreed = json.loads(read_regular(self.path / "spool.json", 1 << 16))
+            format_, self.lease_s = int(agreed["format"]), float(agreed["lease_s"])
+        except (OSError, ValueError, KeyError, TypeError, BadFile):
+            raise ComputeError(
+                f"{path} is no spool: it has no readable spool.json; `--compute spool:DIR` makes one"
+            ) from None
+        if format_ != FORMAT:
+            raise ComputeError(
+                f"{path} is a spool of format {format_}, and this version works with {FORMAT}: "
+                "use one version on both sides, or another folder"
+            )
+        if not 0.1 <= self.lease_s <= 86400:
+            raise ComputeError(f"{path / 'spool.json'} says lease_s {self.lease_s:g}; it must be 0.1 to 86400 seconds")
+        self.me = uuid.uuid4().hex[:12]
+
+    def _create(self, lease_s: float) -> None:
+        with self.told():
+            self.path.mkdir(parents=True, exist_ok=True)
+            if not (self.path / "spool.json").exists():
+                if any(p.name not in FOLDERS and not p.name.startswith(".") for p in self.path.iterdir()):
+                    raise ComputeError(f"{self.path} holds other files and no spool; give an empty folder or a new one")
+                text = json.dumps({"format": FORMAT, "lease_s": lease_s, "stitchcuda": Versions().stitchcuda})
+                self._publish(self.path / "spool.json", text.encode(), once=True)
+            for name in FOLDERS:
+                (self.path / name).mkdir(exist_ok=True)
+
+    # ---- Jobs ----
+
+    def submit(self, job: Job) -> Entry:
+        """Put a job into the queue."""
+        entry = Entry.of(job)
+        with self.told():
+            data = job.encode()
+            if len(data) > LARGEST:
+                raise InfrastructureError(f"job {job.id} has {len(data):,} bytes; a spool takes at most {LARGEST:,}")
+            self._publish(self.path / "jobs" / entry.name, data)
+        return entry
+
+    def listed(self, folder: Literal["jobs", "claimed"]) -> list[Entry]:
+        """Jobs there, next one first; what is no job is moved to failed/."""
+        entries = []
+        with self.told():
+            names = os.listdir(self.path / folder)
+        for name in names:
+            entry = Entry.parse(name)
+            if entry is not None and bool(entry.worker) == (folder == "claimed"):
+                entries.append(entry)
+            elif not name.startswith("."):
+                self.reject(self.path / folder / name, "the name is not that of a job")
+        return sorted(entries, key=lambda e: e.order)
+
+    def claim(self, entry: Entry, worker: str) -> Entry | None:
+        """Take a waiting job; None when another was faster."""
+        mine = replace(entry, worker=worker)
+        source, destination = self.path / "jobs" / entry.name, self.path / "claimed" / mine.name
+        with self.told():
+            try:
+                # First, so that the lease is fresh from the moment the claim is seen.
+                os.utime(source, follow_symlinks=False)
+                os.rename(source, destination)
+            except FileNotFoundError:
+                # A rename over NFS may be done and its answer lost; then the retry finds nothing.
+                return mine if os.path.lexists(destination) else None
+        return mine
+
+    def read(self, claimed: Entry) -> Job:
+        """The job of a claim. Raises BadFile, and FileNotFoundError when the claim was lost."""
+        data = read_regular(self.path / "claimed" / claimed.name, LARGEST)
+        try:
+            job = Job.decode(data)
+        except ValueError as error:
+            raise BadFile(f"not a valid job: {str(error)[:500]}") from None
+        if job.id != claimed.id:
+            raise BadFile(f"the file's name says job {claimed.id} and its text {job.id}")
+        return job
+
+    def renew(self, claimed: Entry) -> bool:
+        """Keep a lease; False when it was lost."""
+        try:
+            os.utime(self.path / "claimed" / claimed.name, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def release(self, claimed: Entry, *, counted: bool) -> None:
+        """Put a claimed job back; ``counted``: the attempt is used up, and was the last one if there are no more."""
+        attempt = claimed.attempt + (1 if counted else 0)
+        source = self.path / "claimed" / claimed.name
+        if attempt > claimed.attempts:
+            message = f"{claimed.attempts} times a worker began the job and was lost, the last time {claimed.worker}"
+            self.give_up(claimed, JobFailure(reason="worker_lost", message=message))
+            return
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(source, self.path / "jobs" / replace(claimed, worker="", attempt=attempt).name)
+
+    def withdraw(self, entry: Entry) -> bool:
+        """Take a waiting job out; False when it has begun."""
+        for found in (entry, *(other for other in self.listed("jobs") if other.id == entry.id)):
+            try:
+                os.unlink(self.path / "jobs" / found.name)
+            except FileNotFoundError:
+                continue
+            return True
+        return False
+
+    def expire(self) -> list[Entry]:
+        """Put back or give up the jobs whose leases ran out; these."""
+        found = []
+        claims = self.listed("claimed")
+        if not claims:
+            return []
+        now = self.now()
+        for claimed in claims:
+            path = self.path / "claimed" / claimed.name
+            try:
+                age = now - _time_of(path)
+            except FileNotFoundError:
+                continue
+            except BadFile as problem:
+                self.give_up(claimed, JobFailure(reason="bad_job", message=str(problem)))
+                continue
+            if self.finished(claimed.id):
+                # Its worker died between the result and the end of the claim, or another was faster.
+                if age > self.lease_s:
+                    path.unlink(missing_ok=True)
+            elif age > self.lease_s:
+                self.release(claimed, counted=True)
+                found.append(claimed)
+        return found
+
+    # ---- Results ----
+
+    def finished(self, job: str) -> bool:
+        """Whether there is a result."""
+        return os.path.lexists(self.path / "done" / f"{job}.json")
+
+    def finish(self, outcome: Outcome, claimed: Entry | None) -> bool:
+        """Write a result and end the claim; False when there was a result already, which stands."""
+        with self.told():
+            first = self._publish(self.path / "done" / f"{outcome.job}.json", outcome.encode(), once=True)
+            if not first:
+                late = f"{outcome.job}~late~{self.me}-{uuid.uuid4().hex[:6]}.json"
+                self._publish(self.path / "done" / late, outcome.encode())
+        if claimed is not None:
+            (self.path / "claimed" / claimed.name).unlink(missing_ok=True)
+        return first
+
+    def result(self, job: str) -> Outcome | None:
+        """A job's Outcome; None while there is none. One that cannot be read is moved to failed/ and is a failure."""
+        path = self.path / "done" / f"{job}.json"
+        try:
+            outcome = Outcome.decode(read_regular(path, LARGEST))
+            if outcome.job != job:
+                raise BadFile(f"it is about job {outcome.job}")
+        except FileNotFoundError:
+            return None
+        except (BadFile, ValueError) as problem:
+            self.reject(path, f"not a valid result: {str(problem)[:500]}")
+            failure = JobFailure(
+                reason="infrastructure",
+                message=f"the result in {path} was damaged ({str(problem)[:200]}); moved to failed/",
+            )
+            return Outcome(job=job, kind="probe", failure=failure)
+        if not outcome.artifacts:
+            return outcome
+        files = {
+            name: str(self.path / "artifacts" / where) for name, where in outcome.artifacts.items() if _inside(where)
+        }
+        return outcome.model_copy(update={"artifacts": files})
+
+    def forget(self, job: str) -> None:
+        """Move a result to failed/, so that the job can be submitted anew."""
+        self.reject(self.path / "done" / f"{job}.json", "a failure, and the job was submitted again")
+
+    def results(self) -> Iterator[str]:
+        """Ids of all jobs that have a result."""
+        with self.told():
+            names = os.listdir(self.path / "done")
+        for name in names:
+            if name.endswith(".json") and NAME.fullmatch(name[:-5]):
+                yield name[:-5]
+
+    def give_up(self, claimed: Entry, failure: JobFailure) -> None:
+        """Move a claimed job to failed/, with a result that says why."""
+        self.reject(self.path / "claimed" / claimed.name, f"{failure.reason}: {failure.message}")
+        outcome = Outcome(
+            job=claimed.id, kind="probe", failure=failure, attempts=min(claimed.attempt, claimed.attempts)
+        )
+        self.finish(outcome, None)
+
+    def reject(self, path: Path, reason: str) -> None:
+        """Move anything to failed/ as it is, without looking into it."""
+        name = path.name[:200]
+        destination = self.path / "failed" / name
+        if os.path.lexists(destination):
+            destination = destination.with_name(f"{name}~{uuid.uuid4().hex[:8]}")
+        with contextlib.suppress(OSError):
+            os.rename(path, destination)
+            destination.with_name(f"{destination.name}.reason").write_text(reason + "\n", encoding="utf-8")
+
+    # ---- Workers ----
+
+    def register(self, worker: Registered) -> None:
+        """Write or renew a worker's own file."""
+        with self.told():
+            self._publish(self.path / "workers" / f"{worker.name}.json", worker.model_dump_json().encode(), again=True)
+
+    def beat(self, name: str) -> None:
+        """A worker's sign of life."""
+        with contextlib.suppress(FileNotFoundError):
+            os.utime(self.path / "workers" / f"{name}.json")
+
+    def leave(self, name: str) -> None:
+        """Take a worker's own file away."""
+        (self.path / "workers" / f"{name}.json").unlink(missing_ok=True)
+
+    def workers(self) -> list[Registered]:
+        """Those that gave a sign of life within twice the lease."""
+        now = self.now()
+        found = []
+        for path in (self.path / "workers").iterdir():
+            if path.suffix != ".json" or path.name.startswith("."):
+                continue
+            try:
+                if now - _time_of(path) <= 2 * self.lease_s:
+                    found.append(Registered.model_validate_json(read_regular(path, 1 << 20)))
+            except FileNotFoundError:
+                continue
+            except (BadFile, ValueError) as problem:
+                self.reject(path, f"not a worker's file: {str(problem)[:300]}")
+        return found
+
+    def now(self) -> float:
+        """The time of the file server, seconds: the only clock that file times are compared with."""
+        path = self.path / "workers" / f".clock-{self.me}"
+        with self.told():
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.utime(handle)
+                return os.fstat(handle).st_mtime
+            finally:
+                os.close(handle)
+
+    def close(self) -> None:
+        """Remove this side's own files, and what others began long ago and never finished."""
+        with contextlib.suppress(OSError, InfrastructureError):
+            limit = self.now() - LEFTOVER_SECONDS
+            for folder in FOLDERS:
+                for path in (self.path / folder).glob(".*"):
+                    if path.name == f".clock-{self.me}" or path.lstat().st_mtime < limit:
+                        path.unlink(missing_ok=True)
+
+    # ---- Files ----
+
+    def _publish(self, path: Path, data: bytes, *, once: bool = False, again: bool = False) -> bool:
+        """Write a file so that readers see all of it or nothing; with ``once``, False when one is there already."""
+        aside = path.with_name(f".{uuid.uuid4().hex}")
+        try:
+            with open(aside, "xb") as file:
+                file.write(data)
+                file.flush()
+                if not again:
+                    os.fsync(file.fileno())
+            if not once:
+                os.replace(aside, path)
+                return True
+            return _link_once(aside, path)
+        finally:
+            with contextlib.suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Turn what a full or lost disk does into a sentence."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise InfrastructureError(
+                    f"the disk of the spool {self.path} is full; free some space there (what finished sweeps left in "
+                    "done/ and artifacts/ can go), and go on"
+                ) from error
+            raise InfrastructureError(f"the spool {self.path} cannot be used: {error}") from error
+
+
+def _link_once(aside: Path, path: Path) -> bool:
+    """Give a written file its name unless that is taken: atomic, also over NFS, where an answer may be lost."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return aside.stat().st_nlink == 2
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
+            raise
+        # No hard links on this file system: whoever makes the empty file may fill it.
+        try:
+            os.close(os.open(path.with_name(f".won-{path.name}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return False
+        os.replace(aside, path)
+    return True
+
+
+def read_regular(path: Path, most: int) -> bytes:
+    """The bytes of a plain file; BadFile for a link, a folder, a pipe, or one of more than ``most`` bytes."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise BadFile("it is a symbolic link") from None
+        if error.errno in (errno.ENXIO, errno.EACCES, errno.EISDIR):
+            raise BadFile(f"it cannot be read: {error.strerror}") from None
+        raise
+    with open(handle, "rb") as file:
+        facts = os.fstat(handle)
+        if not stat.S_ISREG(facts.st_mode):
+            raise BadFile("it is no plain file")
+        if facts.st_size > most:
+            raise BadFile(f"it has {facts.st_size:,} bytes, more than {most:,}")
+        return file.read(most)
+
+
+def _time_of(path: Path) -> float:
+    """When a file was last touched. It is opened, since that makes an NFS client ask the server."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise
+        raise BadFile(f"it cannot be read: {error.strerror}") from None
+    try:
+        return os.fstat(handle).st_mtime
+    finally:
+        os.close(handle)
+
+
+def _inside(where: str) -> bool:
+    parts = Path(where).parts
+    return bool(parts) and not Path(where).is_absolute() and ".." not in parts
