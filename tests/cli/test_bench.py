@@ -1,0 +1,155 @@
+"""Sweeps through the real command: killed and gone on with, several items at once, programs of others."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.world import GOOD, TASK, WRONG, command, environment, in_turn, script, stitchcuda
+from tests.support.scripted_endpoint import ScriptedEndpoint
+
+MATMUL = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    @torch.compiler.disable
+    def forward(self, x, y):
+        return torch.matmul(x, y)
+
+
+def get_inputs():
+    return [torch.randn(48, 48), torch.randn(48, 48)]
+
+
+def get_init_inputs():
+    return []
+"""
+"""No recipe makes this faster."""
+SCREEN = ("--target", "cpu", "--tier", "screen")
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    """Three tasks: recipes have something for the first and the second."""
+    folder = tmp_path / "tasks"
+    folder.mkdir()
+    (folder / "a.py").write_text(TASK)
+    (folder / "b.py").write_text(TASK.replace("range(16)", "range(12)"))
+    (folder / "c.py").write_text(MATMUL)
+    return folder
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    """Whole lines of a journal."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def of_kind(path: Path, kind: str) -> list[dict[str, Any]]:
+    return [line["data"] for line in lines(path) if line["kind"] == kind]
+
+
+def test_a_killed_sweep_ends_as_one_that_was_not_and_does_nothing_twice(
+    tasks: Path, tmp_path: Path, cache: Path
+) -> None:
+    line = command("bench", "folder", tasks, *SCREEN, "--iterations", "1", "--out", "sweep")
+    sweep = tmp_path / "sweep"
+    process = subprocess.Popen(
+        line, cwd=tmp_path, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    journal = sweep / "journal.jsonl"
+    while not (of_kind(journal, "record") and _second(sweep)):
+        assert process.poll() is None, "ended before it could be killed"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    first = of_kind(journal, "record")
+    begun = _second(sweep)
+
+    done = stitchcuda("bench", "resume", "sweep", "--json", cache=cache, cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [(r["task"], r["status"]) for r in results["records"]] == [
+        ("a", "correct"),
+        ("b", "correct"),
+        ("c", "no_rewrite"),
+    ]
+    assert results["records"][0] == first[0], "what was done stays as it was"
+    assert Counter(data["item"] for data in of_kind(journal, "record")) == {"a.0": 1, "b.0": 1, "c.0": 1}
+    assert [line["sha256"] for line in _second(sweep)][: len(begun)] == [line["sha256"] for line in begun]
+    for path in sweep.glob("items/*/*/journal.jsonl"):
+        effects = [line for line in lines(path) if line["kind"] not in ("state", "attempt", "reply")]
+        assert max(Counter((e["kind"], e["node"]) for e in effects).values()) == 1
+    assert len(list(sweep.glob("items/*/*/journal.jsonl"))) == 3
+
+    again, shown, compared = in_turn(
+        ("bench", "resume", "sweep", "--json"),
+        ("bench", "show", "sweep", "--markdown"),
+        ("bench", "compare", "sweep", "sweep", "--json"),
+        cache=cache,
+        cwd=tmp_path,
+    )
+    assert json.loads(again.stdout)["records"] == results["records"]
+    assert json.loads(compared.stdout)["ratio"] == 1.0
+    assert shown.stdout == (sweep / "table.md").read_text()
+    assert "| a | correct |" in shown.stdout
+    assert "tier: screen" in shown.stdout
+    assert "href=" in (sweep / "report.html").read_text()
+
+
+def _second(sweep: Path) -> list[dict[str, Any]]:
+    """The journal of the second item's run."""
+    return [line for path in sweep.glob("items/b.0/*/journal.jsonl") for line in lines(path)]
+
+
+def test_items_run_side_by_side_and_a_model_is_paid_once(tasks: Path, tmp_path: Path, cache: Path) -> None:
+    (tasks / "b.py").unlink()
+    (tasks / "c.py").write_text(TASK.replace("range(16)", "range(16 - 0)"))
+    answers = script(ideas={"in place": [GOOD]})
+    with ScriptedEndpoint(answers) as endpoint:
+        model = ("--model", "openai:scripted", "--base-url", endpoint.base_url, "--no-knowledge")
+        limits = ("--jobs", "2", "--iterations", "1", "--tokens-per-minute", "1000000", "--beam", "2", "--drafts", "1")
+        done = stitchcuda("bench", "folder", tasks, *SCREEN, *model, *limits, "--json", cache=cache, cwd=tmp_path)
+        asked = endpoint.count
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [(r["task"], r["status"]) for r in results["records"]] == [("a", "correct"), ("c", "correct")]
+    assert sum(r["requests"] for r in results["records"]) == asked
+    assert results["records"][0]["input_tokens"] > 0
+    assert results["summary"]["main"]["usd"] is None, "nobody knows what a scripted model costs"
+
+
+def test_programs_of_others_are_judged_as_strictly_as_our_own(tasks: Path, tmp_path: Path, cache: Path) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "a.py").write_text(GOOD)
+    (programs / "b.py").write_text(WRONG)
+    done = stitchcuda(
+        "bench", "score", programs, "--tasks", tasks, *SCREEN, "--out", "scored", "--json", cache=cache, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads(done.stdout)
+    assert [(r["task"], r["status"], r["programs"]) for r in results["records"]] == [
+        ("a", "correct", {"correct": 1}),
+        ("b", "nothing_correct", {"wrong_output": 1}),
+    ]
+    assert results["records"][0]["speedup"]["over_best"] > 0
+    assert results["summary"]["main"]["success"]["value"] == 0.5
+
+
+def test_what_cannot_be_run_is_said_before_anything_is_begun(tmp_path: Path, cache: Path) -> None:
+    (done,) = in_turn(("bench", "folder", "nowhere", *SCREEN, "--out", "sweep"), cache=cache, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no folder" in done.stderr
+    assert not (tmp_path / "sweep").exists()
