@@ -5,6 +5,7 @@ oracle; knows nothing of processes or Programs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,21 +166,51 @@ def _pattern(got: torch.Tensor, expected: torch.Tensor, bad: torch.Tensor) -> st
     return "scattered"
 
 
-def statistics_differ(got: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """For outputs with draws of their own: whether mean, spread or share of zeros differ more than chance allows."""
-    a, b = got.to(torch.float64), expected.to(got.device, torch.float64)
-    if not bool(torch.isfinite(a).all()) and bool(torch.isfinite(b).all()):
+@dataclass(frozen=True)
+class Statistics:
+    """Of one output that holds random draws, over all its elements."""
+
+    mean: float
+    spread: float
+    zeros: float
+    """share of elements"""
+    finite: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Statistics:
+        """Those of a tensor."""
+        values = tensor.to(torch.float64)
+        spread = float(values.std()) if values.numel() > 1 else 0.0
+        zeros = float((values == 0).double().mean()) if values.numel() else 0.0
+        mean = float(values.mean()) if values.numel() else 0.0
+        return cls(mean, spread, zeros, bool(torch.isfinite(values).all()))
+
+
+BETWEEN = 6.0
+"""How many times the range between a few draws of the reference another draw may be off: of seven draws about sixteen
+standard deviations, where two draws are apart by the root of two of them."""
+
+
+def statistics_differ(got: torch.Tensor, expected: torch.Tensor, drawn: Sequence[Statistics] = ()) -> str | None:
+    """For outputs with draws of their own: whether mean, spread or share of zeros differ more than chance allows.
+
+    Chance is what elements drawn one by one would make of it, or, where one draw decides on many (a whole channel that
+    is dropped), how far some of the reference's draws on one input are apart (``drawn``).
+    """
+    this, that, count = Statistics.of(got), Statistics.of(expected), max(expected.numel(), 1)
+    if that.finite and not this.finite:
         return "not finite"
-    count = max(b.numel(), 1)
-    spread = float(b.std()) if count > 1 else 0.0
     slack = 6 / math.sqrt(count) + 1e-3
-    if abs(float(a.mean()) - float(b.mean())) > slack * max(spread, 1e-12) * 1.5:
-        return f"mean {float(a.mean()):.6g}, expected about {float(b.mean()):.6g}"
-    if count > 1 and abs(float(a.std()) - spread) > 3 * slack * max(spread, 1e-12):
-        return f"standard deviation {float(a.std()):.6g}, expected about {spread:.6g}"
-    zeros = abs(float((a == 0).double().mean()) - float((b == 0).double().mean()))
-    if zeros > slack:
-        return f"share of zeros off by {zeros:.3g}"
+    spread = max(that.spread, 1e-12)
+    for name, words, least in (
+        ("mean", "mean", 1.5 * slack * spread),
+        ("spread", "standard deviation", 3 * slack * spread if count > 1 else math.inf),
+        ("zeros", "share of zeros", slack),
+    ):
+        values = [getattr(one, name) for one in drawn] or [0.0]
+        own, about = getattr(this, name), getattr(that, name)
+        if abs(own - about) > max(least, BETWEEN * (max(values) - min(values))):
+            return f"{words} {own:.6g}, expected about {about:.6g}"
     return None
 
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from stitchcuda.evaluation import compare
-from stitchcuda.evaluation.compare import Budget, Distance
-from stitchcuda.evaluation.expectation import Expectation
+from stitchcuda.evaluation.compare import Budget, Distance, Statistics
+from stitchcuda.evaluation.expectation import Expectation, derive
 
 EARLIER_ELEMENTS = 1 << 26
 """Answers of an earlier call are kept for comparison up to this size."""
@@ -35,6 +35,9 @@ AMPLIFIED = 1e-3
 
 AMPLIFIED_NOISE = 16
 """The same as a multiple of the noise, for classes whose noise is larger than rounding to fp32."""
+
+DRAWS = 7
+"""Draws of a reference that draws random numbers, on the same inputs, that tell how far one is from another."""
 
 NOISE_DRAWS = 6
 """Draws of noise where rounding is amplified: the amplification is heavy-tailed, its largest value counts."""
@@ -101,6 +104,8 @@ class Judge:
         self.moved: dict[tuple[str, str], Distance] = {}
         self.scales: dict[tuple[str, str], float] = {}
         """Largest magnitudes that the budgets' elements are meant for."""
+        self.drawn: dict[str, list[list[Statistics]]] = {}
+        """Of tasks that draw random numbers: the statistics of a few of the reference's draws, by key."""
         self.discrete: set[str] = set()
         """Outputs that are not floating: their distances count elements."""
         self.earlier: list[torch.Tensor] = []
@@ -111,7 +116,7 @@ class Judge:
     ) -> dict[str, Any]:
         """``values`` against fp64 (``full``) or against eager's on the same inputs; one of each for every name."""
         if self.expectation.stochastic and not self.expectation.seedable:
-            return self._statistics(names, values, eager)
+            return self._statistics(this, names, values, eager)
         # A family whose budget is not known yet has to be checked in full, whatever was asked.
         full = full or (bool(this.family) and any((this.key, name) not in self.budgets for name in names))
         verdict = (self._against_exact if full else self._against_eager)(this, names, values, eager)
@@ -134,12 +139,21 @@ class Judge:
             return "the reference's own rounding is amplified on it"
         return ""
 
-    def _statistics(self, names: list[str], values: list[Any], expected: list[Any]) -> dict[str, Any]:
-        for name, value, want in zip(names, values, expected, strict=True):
-            problem = compare.statistics_differ(value, want)
+    def _statistics(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
+        if this.key not in self.drawn:
+            self.drawn[this.key] = [self._draw(this, names, draw) for draw in range(DRAWS)]
+        for at, (name, value, near) in enumerate(zip(names, values, eager, strict=True)):
+            drawn = [each[at] for each in self.drawn[this.key] if len(each) == len(names)]
+            problem = compare.statistics_differ(value, near, drawn)
             if problem:
                 return refusal(f"output {name} has other statistics than the reference: {problem}")
         return {"ok": True, "message": "", "outputs": [], "labels": []}
+
+    def _draw(self, this: Round, names: list[str], draw: int) -> list[Statistics]:
+        """The statistics of one more draw of the reference on the same inputs."""
+        outputs, after = self.expectation.eager(this.inputs, derive(this.label.encode(), f"draw:{draw}"))
+        states = [after[name.removeprefix("state:")] for name in names if name.startswith("state:")]
+        return [Statistics.of(tensor) for tensor in output_leaves(outputs) + states]
 
     def truth(self, this: Round, names: list[str], eager: list[torch.Tensor]) -> list[torch.Tensor]:
         """What is right for a call: fp64's answers, or eager's where there are none; one for every name."""
