@@ -66,7 +66,9 @@ def optimize(
     approve_plan: bool = typer.Option(
         False, "--approve-plan", help="look at the plan, and edit it, first", rich_help_panel="Search"
     ),
-    compute: str = typer.Option("local", help="where evaluations run", rich_help_panel="Search"),
+    compute: str = typer.Option(
+        "local", help="where evaluations run: local, spool:DIR, ray or ray:ADDRESS", rich_help_panel="Search"
+    ),
     confirm: str = typer.Option(
         "publish", help="final check of the best program: publish, screen or none", rich_help_panel="Search"
     ),

@@ -13,13 +13,13 @@ WHERE = "local, spool:DIR, ray or ray:ADDRESS"
 
 
 def check_where(where: str) -> str:
-    """``where`` as it is; raises StitchError when it names no place."""
+    """``where`` with a spool's folder made absolute; raises StitchError when it names no place."""
     from stitchcuda.errors import StitchError
 
     name, _, rest = where.partition(":")
     if where != "local" and name != "ray" and not (name == "spool" and rest):
         raise StitchError(f"unknown compute '{where}'; use {WHERE}")
-    return where
+    return f"spool:{Path(rest).absolute()}" if name == "spool" else where
 
 
 def open_compute(where: str, *, cache: Path | None = None) -> Compute:
@@ -30,8 +30,7 @@ def open_compute(where: str, *, cache: Path | None = None) -> Compute:
     """
     from stitchcuda.compute.folders import data_folder
 
-    check_where(where)
-    name, _, rest = where.partition(":")
+    name, _, rest = check_where(where).partition(":")
     if name == "spool":
         from stitchcuda.compute.spool import SpoolCompute
 

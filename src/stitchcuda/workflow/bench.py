@@ -1,16 +1,20 @@
-"""What the workflow measures with, behind one interface: the local machine's evaluator and profiler.
+"""What the workflow measures with, behind one interface: this machine's evaluator and profiler, or a compute place that
+does the same work elsewhere.
 
-The evaluator's processes start when the first live measurement needs them, so that replaying a journal costs nothing.
+What measures starts when the first live measurement needs it, so that replaying a journal costs nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from stitchcuda.errors import InfrastructureError, RunError
+from stitchcuda.errors import ComputeError, InfrastructureError, RunError, TaskError
 from stitchcuda.evaluation.model import Evaluation, Tier, Timing
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -18,6 +22,7 @@ from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
 
 if TYPE_CHECKING:
+    from stitchcuda.compute.model import Compute, Job, Kind, Outcome, Wanted
     from stitchcuda.evaluation.evaluator import Evaluator
 
 
@@ -130,3 +135,153 @@ class LocalBench:
                 )
             self._evaluator = self._stack.enter_context(Evaluator(task, facts, device, cache=self.cache))
         return self._evaluator
+
+
+class ComputeBench:
+    """A compute place; several threads may measure at the same time. Whoever opened the place closes it."""
+
+    concurrent = True
+    """Says so to the workflow, which otherwise lets one measure at a time."""
+
+    def __init__(self, compute: Compute) -> None:
+        self.compute = compute
+        self._about: tuple[Task, TaskFacts, Device] | None = None
+
+    def inspect(self, task: Task) -> TaskFacts:
+        """Run the reference once, there."""
+        facts = self._done("inspect", _wanted(task.target.kind), task=task).facts
+        assert facts is not None
+        return facts
+
+    def ceilings(self, device: Device) -> Device:
+        """Measured there, or from that machine's cache."""
+        if device.ceilings is not None:
+            return device
+        found = self._done("ceilings", _wanted(device.target.kind, device.name)).device
+        assert found is not None
+        return device.model_copy(update={"ceilings": found.ceilings})
+
+    def use(self, task: Task, facts: TaskFacts, device: Device) -> None:
+        """Remember what to measure."""
+        self._about = (task, facts, device)
+
+    def baselines(self) -> dict[str, Timing]:
+        """The stock options, from that machine's cache where they were measured before."""
+        timings = self._done("baselines", self._wanted(), **self._known()).baselines
+        assert timings is not None
+        return timings
+
+    def evaluate(self, program: Program, tier: Tier) -> Evaluation:
+        """Build, check and time a Program; what fails there is an ``infrastructure_error``."""
+        job = self._job("evaluate", self._wanted(), program=program, tier=tier, **self._known())
+        return self._wait(job).evaluated(job)
+
+    def profile(self, program: Program | None) -> Profile:
+        """A profiling pass of its own, never while a clock counts there."""
+        profile = self._done("profile", self._wanted(), program=program, **self._known()).profile
+        assert profile is not None
+        return profile
+
+    def _known(self) -> dict[str, Any]:
+        if self._about is None:
+            raise InfrastructureError("The bench was asked to measure before it was told what; this is a bug.")
+        task, facts, device = self._about
+        return {"task": task, "facts": facts, "device": device}
+
+    def _wanted(self) -> Wanted:
+        device: Device = self._known()["device"]
+        return _wanted(device.target.kind, device.name)
+
+    def _job(self, kind: Kind, wanted: Wanted, **fields: Any) -> Job:
+        from stitchcuda.compute.model import Job
+
+        return Job(kind=kind, wanted=wanted, **fields)
+
+    def _wait(self, job: Job) -> Outcome:
+        future = self.compute.submit(job)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _done(self, kind: Kind, wanted: Wanted, **fields: Any) -> Outcome:
+        outcome = self._wait(self._job(kind, wanted, **fields))
+        if outcome.failure is None:
+            return outcome
+        match outcome.failure.reason:
+            case "task":
+                raise TaskError(outcome.failure.message)
+            case "version_mismatch" | "no_device":
+                raise ComputeError(outcome.failure.message)
+            case _:
+                raise InfrastructureError(outcome.failure.message)
+
+
+def _wanted(kind: Literal["cuda", "cpu"], name: str = "") -> Wanted:
+    from stitchcuda.compute.model import Wanted
+
+    return Wanted(kind=kind, name=name)
+
+
+_shared: dict[str, tuple[Compute, int]] = {}
+_sharing = threading.Lock()
+
+
+@contextlib.contextmanager
+def shared_compute(where: str) -> Iterator[Compute]:
+    """The compute place of this process under that name: opened by the first that asks, closed after the last. Raises
+    as ``open_compute`` does."""
+    from stitchcuda.compute import open_compute
+
+    with _sharing:
+        compute, users = _shared[where] if where in _shared else (open_compute(where), 0)
+        _shared[where] = (compute, users + 1)
+    try:
+        yield compute
+    finally:
+        with _sharing:
+            users = _shared[where][1] - 1
+            if users:
+                _shared[where] = (compute, users)
+            else:
+                del _shared[where]
+        if not users:
+            compute.close()
+
+
+@contextlib.contextmanager
+def open_bench(where: str, cache: Path, kind: Literal["cuda", "cpu"] = "cpu") -> Iterator[Bench]:
+    """What ``--compute`` names: this machine's evaluator in this process, a process for each of several GPUs, or the
+    place elsewhere. Raises StitchError for other words."""
+    from stitchcuda.compute.devices import visible_gpus
+
+    if where == "local" and (kind == "cpu" or len(visible_gpus()) < 2):
+        with LocalBench(cache) as bench:
+            yield bench
+    else:
+        with shared_compute(where) as compute:
+            yield ComputeBench(compute)
+
+
+def find_device(where: str, target: Literal["auto", "cuda", "cpu"]) -> Device:
+    """The device that runs there measure on; waits for a worker on a spool that has none yet.
+
+    ``auto`` is a GPU where one is to be had. Raises DeviceError or ComputeError where there is none.
+    """
+    from stitchcuda.hardware.detect import detect
+
+    if where == "local":
+        return detect(target)
+    with shared_compute(where) as compute:
+        if target == "auto":
+            kinds = {device.target.kind for device in compute.capacity().devices}
+            if not kinds:
+                raise ComputeError(
+                    f"nobody works at {where} yet, so what the target is cannot be told; say --target cuda or --target "
+                    "cpu, or start a worker first"
+                )
+            target = "cuda" if "cuda" in kinds else "cpu"
+        found = ComputeBench(compute)._done("ceilings", _wanted(target)).device
+    assert found is not None
+    return found

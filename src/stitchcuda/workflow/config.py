@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stitchcuda.agents.budgets import PRESETS, Budget, BudgetName
+from stitchcuda.compute import check_where
 from stitchcuda.errors import RunError, StitchError
 from stitchcuda.evaluation.model import Tier
 from stitchcuda.task.model import Precision
@@ -84,10 +85,11 @@ class RunConfig(BaseModel):
 
     @field_validator("compute")
     @classmethod
-    def _only_local(cls, value: str) -> str:
-        if value != "local":
-            raise ValueError(f"compute '{value}' is not available; use --compute local")
-        return value
+    def _known_place(cls, value: str) -> str:
+        try:
+            return check_where(value)
+        except StitchError as error:
+            raise ValueError(str(error)) from None
 
     @field_validator("base_url")
     @classmethod

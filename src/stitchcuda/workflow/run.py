@@ -21,7 +21,7 @@ from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
 from stitchcuda.workflow import events
 from stitchcuda.workflow.approval import Ask, approval, later
-from stitchcuda.workflow.bench import Bench, LocalBench
+from stitchcuda.workflow.bench import Bench, find_device, open_bench
 from stitchcuda.workflow.budget import Limits
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.effects import Created, Extended
@@ -126,10 +126,9 @@ def _limits(config: RunConfig, journal: Journal) -> Limits:
 
 def _create(config: RunConfig) -> Created:
     """Load all that the run needs from outside, so that it never needs it again."""
-    from stitchcuda.hardware.detect import detect
     from stitchcuda.task.loader import load_task
 
-    device: Device = detect(config.target)
+    device: Device = find_device(config.compute, config.target)
     task: Task = load_task(
         config.task,
         target=device.target,
@@ -206,7 +205,7 @@ def _drive(
             )
         sink.emit(events.RunStarted(folder.path, begun.task, mind.name, resumed))
         if bench is None:
-            bench = stack.enter_context(LocalBench(data_folder()))
+            bench = stack.enter_context(open_bench(config.compute, data_folder(), begun.device.target.kind))
         if config.free or not begun.config.get("knowledge"):
             librarian = None
         elif librarian is None:
