@@ -17,13 +17,19 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.reward import Reward, reward
 from stitchcuda.reward.evidence import mark
-from stitchcuda.reward.model import RewardSettings, RubricScore
+from stitchcuda.reward.judge import Judge
+from stitchcuda.reward.judge_model import JudgeOutcome
+from stitchcuda.reward.model import DIMENSIONS, Mark, RewardSettings, RubricScore
 from stitchcuda.reward.observed import Observed
 from stitchcuda.reward.score import LONGEST, Item, Unscored
-from stitchcuda.reward.service import BlockingService, RewardService, ServiceSettings
+from stitchcuda.reward.service import RewardService, ServiceSettings
+from stitchcuda.reward.service_blocking import BlockingService
+from stitchcuda.reward.service_judge import ModelJudge
 from stitchcuda.task.model import Target, Task
+from tests.reward import judged as judging
 from tests.reward.samples import evaluation, rejection
 from tests.reward.test_recorded import recorded
+from tests.support.scripted_endpoint import ScriptedEndpoint, tool
 
 T = TypeVar("T")
 
@@ -41,6 +47,14 @@ def reply(number: int = 0) -> str:
 def program(number: int = 0) -> Program:
     """The program in ``reply(number)``."""
     return Program(files={"program.py": f"class ModelNew:\n    number = {number}\n"})
+
+
+def as_reply(written: Program) -> str:
+    """A native program as a Coder sends it."""
+    files = dict(written.files)
+    if written.manifest is not None:
+        files["manifest.json"] = written.manifest.model_dump_json() + "\n"
+    return "\n".join(f"```text {name}\n{text}```\n" for name, text in files.items())
 
 
 class Pool:
@@ -131,35 +145,68 @@ def test_a_wrong_program_is_worth_nothing_and_says_why(status: str) -> None:
     assert pool.asked == {"evaluate": 1}, "nothing that does not work is profiled"
 
 
+class Always:
+    """A judge that gives everything the same mark; with ``failures`` it first fails so often."""
+
+    stamp = "always"
+
+    def __init__(self, score: float, failures: int = 0) -> None:
+        self.score, self.failures, self.asked = score, failures, 0
+
+    async def judge(self, task: Task, observed: Observed, evidence: RubricScore) -> JudgeOutcome:
+        self.asked += 1
+        if self.asked <= self.failures:
+            return JudgeOutcome(outcome="failed", reason="no answer", score=evidence, evidence=evidence, model="m")
+        score = RubricScore(skill=evidence.skill, marks={n: Mark(score=self.score) for n in DIMENSIONS}, source="m")
+        return JudgeOutcome(outcome="counted", score=score, evidence=evidence, model="m")
+
+
 def test_a_cheat_is_worth_nothing_whatever_a_judge_says() -> None:
-    class Generous:
-        name = "always 5"
-
-        async def judge(self, task: Task, observed: Observed, marks: RubricScore) -> RubricScore:
-            return marks.model_copy(
-                update={"marks": {n: m.model_copy(update={"score": 5.0}) for n, m in marks.marks.items()}}
-            )
-
     cheat = GRU.evaluation.model_copy(update={"findings": [rejection("patched_clock")]})
-    with BlockingService(Pool(lambda count: cheat), CALM, judge=Generous()) as service:
+    with BlockingService(Pool(lambda count: cheat), CALM, judge=Always(5.0)) as service:
         found = service.score(TASK, reply())
     assert isinstance(found, Reward)
     assert (found.value, found.hack, found.hacks) == (0.0, True, ["patched_clock"])
 
 
-def test_a_judge_may_change_the_marks_of_what_works() -> None:
-    class Strict:
-        name = "always 1"
+def test_a_judge_counts_for_what_works_and_is_paid_once(tmp_path: Path) -> None:
+    for asked in (1, 0):
+        judge = Always(1.0)
+        with BlockingService(Pool(), CALM, judge=judge, cache=tmp_path / "cache.db") as service:
+            found = service.score(TASK, reply())
+            assert service.score(TASK, "Again:\n" + reply()) == found
+        assert isinstance(found, Reward)
+        assert (found.total, found.judged, found.score_source) == (4, "counted", "m")
+        assert judge.asked == asked
 
-        async def judge(self, task: Task, observed: Observed, marks: RubricScore) -> RubricScore:
-            return marks.model_copy(
-                update={"marks": {n: m.model_copy(update={"score": 1.0}) for n, m in marks.marks.items()}}
-            )
 
-    with BlockingService(Pool(), CALM, judge=Strict()) as service:
-        found = service.score(TASK, reply())
+def test_a_judge_that_fails_leaves_the_evidence_standing_and_is_asked_again_another_time() -> None:
+    judge = Always(1.0, failures=1)
+    with BlockingService(Pool(), CALM, judge=judge) as service:
+        first, second = service.score(TASK, reply()), service.score(TASK, reply())
+    assert isinstance(first, Reward)
+    assert isinstance(second, Reward)
+    assert (first.judged, first.total) == ("failed: no answer", mark(GRU, "scratch").total)
+    assert (second.judged, second.total) == ("counted", 4)
+
+
+def test_the_real_judge_counts_behind_the_service_and_is_recorded() -> None:
+    said: list[JudgeOutcome] = []
+    work = judging.task()
+
+    class Measured(Pool):
+        async def evaluate(self, task: Task, program: Program) -> Evaluation:
+            return judging.observed().evaluation
+
+    with ScriptedEndpoint(lambda request, number: tool(judging.verdict(1))) as endpoint:
+        judge = ModelJudge(Judge(judging.settings(endpoint.base_url)), keep=said.append)
+        with BlockingService(Measured(), CALM, judge=judge) as service:
+            found = service.score(work, as_reply(judging.program()))
     assert isinstance(found, Reward)
-    assert found.total == 4
+    assert [outcome.outcome for outcome in said] == ["counted"]
+    assert found.judged.startswith("counted")
+    assert found.score_source == "evidence and openai:scripted"
+    assert found.marks["anti_hacking"] == 1, "honesty can be lowered"
 
 
 def test_a_pool_that_fails_is_asked_again_and_then_leaves_the_completion_unscored() -> None:
@@ -367,6 +414,7 @@ def test_a_time_out_is_scored_but_not_kept_for_it_may_be_the_loads() -> None:
             found = service.score(TASK, reply())
             assert isinstance(found, Reward)
             assert (found.value, found.status) == (0.0, "timed_out")
+    assert pool.asked["evaluate"] == 2
 
 
 def test_memory_stays_within_its_bound_however_many_are_scored() -> None:

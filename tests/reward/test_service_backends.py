@@ -17,8 +17,9 @@ from stitchcuda.errors import InfrastructureError, RecordMissing, RunError, Task
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.reward import Reward
 from stitchcuda.reward.score import Item, Unscored
-from stitchcuda.reward.service import BlockingService, ServiceSettings
+from stitchcuda.reward.service import ServiceSettings
 from stitchcuda.reward.service_backends import ComputeBackend, RecordedEvaluations, Recorder
+from stitchcuda.reward.service_blocking import BlockingService
 from stitchcuda.task.model import Target, Task
 from stitchcuda.workflow.effects import Coded, Created, Measured, Profiled
 from stitchcuda.workflow.journal import Journal

@@ -112,6 +112,7 @@ class Reward(BaseModel):
     capped: bool = Field(default=False, description="the product was larger than the cap")
     score_source: str | None = Field(default=None, description="who gave the marks")
     marks: dict[Dimension, float] = Field(default_factory=dict, description="the four marks, where there are any")
+    judged: str = Field(default="", description="what came of asking a judge; '' where none was asked")
     status: str = Field(default="", description="of the Evaluation; 'no_program' for a reply that holds none")
     reason: str = Field(default="", description="of a reward of zero: what the evaluation, or the reader, said")
     labels: list[str] = Field(default_factory=list, description="of the Evaluation, such as 'non_discriminating'")

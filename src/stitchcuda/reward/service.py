@@ -7,7 +7,7 @@ where, is a ``Backend``'s business (``reward.service_backends``); how marks and 
 from __future__ import annotations
 
 import asyncio
-import threading
+import dataclasses
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +22,7 @@ from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.reward.evidence import mark
+from stitchcuda.reward.judge_model import JudgeOutcome
 from stitchcuda.reward.model import Reward, RewardSettings, RubricScore, Skill
 from stitchcuda.reward.observed import Observed
 from stitchcuda.reward.score import (
@@ -67,15 +68,15 @@ class Backend(Protocol):
 
 
 class Judge(Protocol):
-    """May change marks that evidence gave. Off unless one is passed."""
+    """Marks beside the evidence, as ``reward.judge`` does. Off unless one is passed."""
 
     @property
-    def name(self) -> str:
-        """What its marks depend on: model, settings, votes."""
+    def stamp(self) -> str:
+        """What its marks depend on: model, prompt, votes, calibration."""
         ...
 
-    async def judge(self, task: Task, observed: Observed, marks: RubricScore) -> RubricScore:
-        """The marks as they stand; those of the evidence where it fails."""
+    async def judge(self, task: Task, observed: Observed, evidence: RubricScore) -> JudgeOutcome:
+        """The marks that count; the evidence's where it fails. Raises nothing."""
         ...
 
 
@@ -108,7 +109,7 @@ class Measured(BaseModel):
 
 
 class RewardService:
-    """Scores completions; for one event loop (``BlockingService`` serves callers without one).
+    """Scores completions; for one event loop (``service_blocking`` serves callers without one).
 
     Equal completions that are asked for at once are measured once, equal Programs too, and what was measured is kept:
     in memory, and with ``cache`` in that file, which several processes may share. ``remark`` gets a sentence for
@@ -133,7 +134,7 @@ class RewardService:
         self._scoring: Flights[RewardOutcome] = Flights()
         self._measuring: Flights[bytes] = Flights()
         self._about = hashed(
-            str(SCHEMA), backend.stamp, self.settings.reward.model_dump_json(), judge.name if judge else ""
+            str(SCHEMA), backend.stamp, self.settings.reward.model_dump_json(), judge.stamp if judge else ""
         )
 
     @property
@@ -187,7 +188,7 @@ class RewardService:
                 outcome: RewardOutcome = unreadable(item, error, self.settings.reward)
             else:
                 outcome = await self._patiently(item, program)
-        if isinstance(outcome, Reward) and outcome.status != "timed_out":
+        if isinstance(outcome, Reward) and outcome.status != "timed_out" and not outcome.judged.startswith("failed"):
             self._outcomes.put(key, outcome.model_dump_json().encode())
         return outcome
 
@@ -206,10 +207,14 @@ class RewardService:
         for attempt in range(1, self.settings.tries + 1):
             observed = await self._observe(item, program)
             marks = mark(observed, item.skill)
+            judged = ""
             if self.judge is not None and observed.evaluation.passed:
-                marks = await self.judge.judge(item.task, observed, marks)
+                outcome = await self._judged(self.judge, item, observed, marks)
+                marks = outcome.score
+                judged = f"{outcome.outcome}: {outcome.reason}" if outcome.reason else outcome.outcome
             try:
-                return rewarded(item, observed, marks, self.settings.reward)
+                found = rewarded(item, observed, marks, self.settings.reward)
+                return found.model_copy(update={"judged": judged})
             except RewardError as error:
                 reason = str(error)
                 for measured in (program, item.previous if item.step is not None else None):
@@ -218,6 +223,18 @@ class RewardService:
                 if attempt < self.settings.tries:
                     self.remark(f"measuring anew: {reason}")
         return Unscored(kind="measurement", reason=reason, tries=self.settings.tries)
+
+    async def _judged(self, judge: Judge, item: Item, observed: Observed, marks: RubricScore) -> JudgeOutcome:
+        """What a judge says of what was seen; kept like a measurement, for it is paid."""
+        assert observed.program is not None
+        about = dataclasses.replace(item, completion=observed.program.digest)
+        key = hashed("judged", judge.stamp, about.digest, dumped(marks).decode(), dumped(observed.evaluation).decode())
+
+        async def ask() -> tuple[bytes, bool]:
+            outcome = await judge.judge(item.task, observed, marks)
+            return dumped(outcome), outcome.outcome != "failed"
+
+        return JudgeOutcome.model_validate_json(await self._once(key, ask, item.task))
 
     async def _observe(self, item: Item, program: Program) -> Observed:
         """All that marks rest on, from what is known or measured now."""
@@ -250,7 +267,7 @@ class RewardService:
             return Measured.model_validate_json(await self._once(key, lambda: self._measure(task, program), task))
 
     async def _measure(self, task: Task, program: Program) -> tuple[bytes, bool]:
-        """A Measured as JSON, and whether it may be kept on disk."""
+        """A Measured as JSON, and whether it may be kept."""
         evaluation = await self._tried(lambda: self._evaluate(task, program))
         profile = None
         durable = evaluation.status != "timed_out"
@@ -265,7 +282,7 @@ class RewardService:
 
     async def _reference(self, task: Task) -> tuple[bytes, bool]:
         profile = await self._tried(lambda: self._profile(task, None))
-        return (dumped(profile) if profile is not None else b""), profile is not None
+        return (dumped(profile) if profile is not None else b""), True
 
     async def _evaluate(self, task: Task, program: Program) -> Evaluation:
         evaluation = await self.backend.evaluate(task, program)
@@ -303,7 +320,9 @@ class RewardService:
             kept = await asyncio.to_thread(disk.get, key) if disk is not None else None
             if kept is None:
                 kept, durable = await work()
-                if disk is not None and durable:
+                if not durable:
+                    return kept
+                if disk is not None:
                     await asyncio.to_thread(disk.put, key, kept)
             self._seen.put(key, kept)
             return kept
@@ -320,72 +339,3 @@ class RewardService:
         self._seen.drop(key)
         if self._disk is not None:
             self._disk.drop(key)
-
-
-class BlockingService:
-    """A RewardService for callers without an event loop, such as a trainer's reward function; for several threads."""
-
-    def __init__(
-        self,
-        backend: Backend,
-        settings: ServiceSettings | None = None,
-        *,
-        cache: Path | None = None,
-        judge: Judge | None = None,
-        remark: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="reward service", daemon=True)
-        self._thread.start()
-
-        async def make() -> RewardService:
-            return RewardService(backend, settings, cache=cache, judge=judge, remark=remark)
-
-        self.service = asyncio.run_coroutine_threadsafe(make(), self._loop).result()
-
-    def score(
-        self,
-        task: Task,
-        completion: str,
-        *,
-        skill: Skill = "scratch",
-        previous: Program | None = None,
-        feedback: Feedback | None = None,
-        step: Step | None = None,
-    ) -> RewardOutcome:
-        """See ``RewardService.score``; waits for it."""
-        return self.score_all([Item(task, completion, skill, previous, feedback, step)])[0]
-
-    def score_all(self, items: Sequence[Item]) -> list[RewardOutcome]:
-        """The outcomes in the items' order; waits for all of them."""
-        work = asyncio.run_coroutine_threadsafe(self.service.score_all(items), self._loop)
-        try:
-            return work.result()
-        except BaseException:
-            work.cancel()
-            raise
-
-    def close(self) -> None:
-        """Stop working and close the cache's file."""
-        if self._loop.is_closed():
-            return
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _end(self) -> None:
-        here = asyncio.current_task()
-        running = [task for task in asyncio.all_tasks() if task is not here]
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
-        self.service.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
