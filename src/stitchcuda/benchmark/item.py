@@ -144,7 +144,7 @@ def of_evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """A correct program's numbers."""
     return {
         "tier": evaluation.tier,
-        "speedup": dict(evaluation.speedup),
+        "speedup": {n: v for n, v in evaluation.speedup.items() if n == "over_best" or evaluation.timings[n].n},
         "seconds": {name: timing.median for name, timing in evaluation.timings.items() if timing.n},
         "interval": over_best_interval(evaluation.timings),
         "sol": evaluation.sol.fraction if evaluation.sol else None,

@@ -20,7 +20,7 @@ Status = Literal[
     "infrastructure_error",
 ]
 Tier = Literal["screen", "publish"]
-Baseline = Literal["eager", "cuda_graph", "compile", "compile_reduce_overhead", "compile_max_autotune"]
+Baseline = Literal["eager", "cuda_graph", "compile", "compile_reduce_overhead", "compile_max_autotune", "channels_last"]
 
 Layer = Literal[
     "static", "build", "numerics", "state", "memory", "clocks", "census", "bounds", "confinement", "protocol"

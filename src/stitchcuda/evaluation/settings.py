@@ -81,6 +81,9 @@ class EvaluationSettings(BaseModel):
     )
     oracle_timeout_s: float = Field(default=600.0, gt=0, description="one request to the oracle, seconds")
     max_autotune: bool = Field(default=False, description="also measure torch.compile(mode='max-autotune')")
+    channels_last: bool = Field(
+        default=False, description="also measure eager in the channels-last layout, of tasks with images"
+    )
     interleave: bool | None = Field(
         default=None,
         description="screen: keep the stock options running and time them beside every Program, call by call; "

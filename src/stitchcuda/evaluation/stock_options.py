@@ -4,6 +4,7 @@ each is in ``stock``; earlier timings are in ``baseline_cache``."""
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.starting import side_by_side
 from stitchcuda.hardware.detect import torch_version
+from stitchcuda.task.model import Task, TaskFacts, TensorFacts
 
 if TYPE_CHECKING:
     from stitchcuda.evaluation.evaluator import Evaluator
@@ -40,7 +42,10 @@ class StockOptions:
             names = ["eager", "compile"]
         else:
             names = ["eager", "cuda_graph", "compile", "compile_reduce_overhead"]
-        return [*names, "compile_max_autotune"] if self.evaluator.settings.max_autotune else names
+        settings = self.evaluator.settings
+        if settings.channels_last and images(self.evaluator.task, self.evaluator.facts):
+            names.append("channels_last")
+        return [*names, "compile_max_autotune"] if settings.max_autotune else names
 
     def session(self, name: str, at_once: int = 1) -> Session:
         """A session for a stock option, not yet open; ``at_once`` of all kinds are going to be started together."""
@@ -84,8 +89,9 @@ class StockOptions:
         side_by_side([(session, partial(self.warm, session)) for session in sessions.values()], cores())
         return sessions
 
-    def baselines(self, tier: Tier, *, keep: bool) -> dict[str, Timing]:
-        """Timings; from the cache where they are known and ``tier`` is ``screen``.
+    def baselines(self, tier: Tier, *, keep: bool, only: Sequence[str] | None = None) -> dict[str, Timing]:
+        """Timings, of ``only`` these where they are named; from the cache where they are known and ``tier`` is
+        ``screen``.
 
         ``keep`` leaves all sessions open for Programs to be timed beside; otherwise eager alone stays, for a trace,
         until ``release``.
@@ -94,8 +100,10 @@ class StockOptions:
         path = baseline_cache.cache_path(
             evaluator.cache, evaluator.task, evaluator.device, torch_version()[0], evaluator.device.multiprocessors
         )
-        known = baseline_cache.read(path) if tier == "screen" else {}
-        missing = [name for name in self.names() if name not in known]
+        kept = baseline_cache.read(path)
+        known = kept if tier == "screen" else {}
+        wanted = [name for name in self.names() if only is None or name in only]
+        missing = [name for name in wanted if name not in known or self._worth_another_try(known[name])]
         if missing:
             if not keep:
                 self.release()
@@ -104,8 +112,13 @@ class StockOptions:
                 session.begin()
             evaluator.oracle.ask("renew", nonce=secrets.token_hex(16))
             known |= self._measure(missing, keep)
-            baseline_cache.write(path, known)
-        return {name: known[name] for name in self.names()}
+            baseline_cache.write(path, kept | known)
+        return {name: known[name] for name in wanted}
+
+    def _worth_another_try(self, timing: Timing) -> bool:
+        """It took too long once, and may take longer now."""
+        usual = type(self.evaluator.settings)().compile_timeout_s
+        return not timing.n and "timed_out" in timing.note and self.evaluator.settings.compile_timeout_s > usual
 
     def _measure(self, names: list[str], keep: bool) -> dict[str, Timing]:
         """All of them call by call beside each other; one after the other where memory does not hold them."""
@@ -146,6 +159,16 @@ class StockOptions:
         """Close what is open."""
         self.evaluator.close_all(list(self.held.values()))
         self.held.clear()
+
+
+IMAGES = re.compile(r"conv(_?transpose)?[23]d|(batch|instance)_?norm[23]d|pool(ing)?[23]d", re.IGNORECASE)
+"""What a source names that works on images or volumes."""
+
+
+def images(task: Task, facts: TaskFacts) -> bool:
+    """Whether another memory layout can mean something: an input with the dimensions of images, and layers for them."""
+    shaped = any(isinstance(item, TensorFacts) and len(item.shape) in (4, 5) for item in facts.inputs)
+    return shaped and IMAGES.search(task.source) is not None
 
 
 def cores() -> int:
