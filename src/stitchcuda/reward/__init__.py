@@ -1,4 +1,4 @@
-"""What a Program is worth: marks on a rubric from evidence, and the reward that training maximises."""
+"""What a Program is worth: marks on a rubric from evidence, the reward that training maximises, and a service for many."""
 
 from stitchcuda.reward.formula import reward
 from stitchcuda.reward.model import (
@@ -10,5 +10,23 @@ from stitchcuda.reward.model import (
     RubricScore,
     Skill,
 )
+from stitchcuda.reward.score import Item, RewardOutcome, Unscored
+from stitchcuda.reward.service import RewardService, ServiceSettings
+from stitchcuda.reward.service_blocking import BlockingService
 
-__all__ = ["DIMENSIONS", "Dimension", "Mark", "Reward", "RewardSettings", "RubricScore", "Skill", "reward"]
+__all__ = [
+    "DIMENSIONS",
+    "BlockingService",
+    "Dimension",
+    "Item",
+    "Mark",
+    "Reward",
+    "RewardOutcome",
+    "RewardService",
+    "RewardSettings",
+    "RubricScore",
+    "ServiceSettings",
+    "Skill",
+    "Unscored",
+    "reward",
+]

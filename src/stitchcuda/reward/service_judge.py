@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from stitchcuda.reward.judge import Judge
 from stitchcuda.reward.judge_model import JudgeOutcome
@@ -13,6 +14,9 @@ from stitchcuda.reward.observed import Observed
 from stitchcuda.reward.score import dumped, hashed
 from stitchcuda.reward.task_rubric import TaskRubric
 from stitchcuda.task.model import Task
+
+THREADS = 16
+"""Programs that are judged at once; apart from the loop's own threads, which must never wait for a model."""
 
 
 class ModelJudge:
@@ -30,6 +34,7 @@ class ModelJudge:
         asked: Callable[[Task], TaskRubric | None] = lambda task: None,
     ) -> None:
         self._judge, self._keep, self._asked = judge, keep, asked
+        self._pool = ThreadPoolExecutor(THREADS, "stitchcuda-judge")
         calibration = judge.calibration
         self._stamp = hashed(
             dumped(judge.settings.model_copy(update={"prices": {}})).decode(),
@@ -44,6 +49,8 @@ class ModelJudge:
 
     async def judge(self, task: Task, observed: Observed, evidence: RubricScore) -> JudgeOutcome:
         """As the Judge says; what failed says so."""
-        outcome = await asyncio.to_thread(self._judge.judge, task, observed, evidence, self._asked(task))
+        loop = asyncio.get_running_loop()
+        asked = self._asked(task)
+        outcome = await loop.run_in_executor(self._pool, self._judge.judge, task, observed, evidence, asked)
         self._keep(outcome)
         return outcome
