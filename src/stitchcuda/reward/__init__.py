@@ -1,4 +1,4 @@
-"""What a Program is worth: marks on a rubric from evidence, the reward that training maximises, and a service for many."""
+"""What a Program is worth: marks on a rubric from evidence, the reward, and a service that scores many."""
 
 from stitchcuda.reward.formula import reward
 from stitchcuda.reward.model import (
