@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["programs", "libraries"]
+Kind = Literal["programs", "libraries", "kernels"]
 
-KINDS: tuple[Kind, ...] = ("programs", "libraries")
+KINDS: tuple[Kind, ...] = ("programs", "libraries", "kernels")
 
 LIMIT_VARIABLE = "STITCHCUDA_BUILD_CACHE_BYTES"
 DEFAULT_LIMIT = 8 << 30
