@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from stitchcuda.compute.model import FailureReason, Job, JobFailure, Outcome
+from stitchcuda.compute.model import FailureReason, Job, JobFailure, Outcome, Wanted
 
 LOOK_AHEAD = 32
 """Of the first so many jobs, one whose task a worker has open goes before the others."""
@@ -116,6 +116,11 @@ class Waiting:
             if found:
                 self._line = [entry for entry in self._line if not matches(entry[2].job)]
         return [entry[2] for entry in found]
+
+    def wanted(self) -> set[Wanted]:
+        """What the waiting jobs ask for."""
+        with self._changed:
+            return {entry[2].job.wanted for entry in self._line}
 
     def close(self) -> list[Pending]:
         """Wake everybody, and give what was still waiting."""
