@@ -28,6 +28,7 @@ from stitchcuda.evaluation.model import (
     Timing,
 )
 from stitchcuda.evaluation.oracle_client import OracleClient
+from stitchcuda.evaluation.peaks import free_memory
 from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.schedule import Strata, case_at, follows, related
 from stitchcuda.evaluation.session import Session
@@ -82,7 +83,7 @@ class Evaluator:
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
         self._calls = itertools.count(1)
-        self._reuse = Strata(self.settings.reused_share)
+        self._strata: dict[tuple[str, float], Strata] = {}
         self._sessions: set[Session] = set()
         self._spare: Session | None = None
         self._traces: dict[str, Trace] = {}
@@ -305,7 +306,7 @@ class Evaluator:
         if not sessions:
             return []
         number = self.number_call()
-        reuse = self.settings.defences and self._reuse()
+        reuse = self.settings.defences and self._drawn("reuse", self.settings.reused_share)
         numbers = [session.number for session in sessions]
         filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
@@ -363,7 +364,11 @@ class Evaluator:
         settings = self.settings
         if session.subject.trusted or not settings.defences:
             return False
-        return random.random() < settings.late_share * (1 if timed else 2)
+        return self._drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
+
+    def _drawn(self, what: str, share: float) -> bool:
+        """Whether the next call gets something that a share of them get."""
+        return self._strata.setdefault((what, share), Strata(share))()
 
     def warm_up(
         self,
@@ -510,11 +515,3 @@ class Evaluator:
             high=mean(lambda t: t.median if t.high is None else t.high),
             note=note or "weighted mean over the input cases",
         )
-
-
-def free_memory() -> int:
-    """Host memory that can still be had, bytes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 1 << 62
