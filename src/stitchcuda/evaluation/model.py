@@ -127,7 +127,12 @@ class Evaluation(BaseModel):
     )
     log: str = Field(default="", description="digest of compiler or runtime messages, at most 4,000 characters")
     seconds: dict[str, float] = Field(default_factory=dict, description="wall seconds per stage: build, check, ...")
-    memory: dict[str, int] = Field(default_factory=dict, description="peak bytes: host, device")
+    memory: dict[str, int] = Field(
+        default_factory=dict,
+        description="bytes. Peaks of the Program's processes: host (resident, as the system counts), device (allocated "
+        "by torch); of the trusted process beside them: oracle_host; reference_device (one call of the reference); "
+        "device_free when the task was loaded (cuda), host_free at the end (cpu)",
+    )
     provenance: dict[str, str | float | int | bool | None] = Field(default_factory=dict)
 
     @property

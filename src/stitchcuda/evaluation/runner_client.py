@@ -26,6 +26,7 @@ from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import sandbox, wire
 from stitchcuda.evaluation.device_gate import free
 from stitchcuda.evaluation.model import Finding, Layer, Status
+from stitchcuda.evaluation.peaks import peak_host_bytes
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Code, Op, Reply
 
@@ -131,6 +132,8 @@ class RunnerClient:
         self.closing = threading.Lock()
         self.handed = 0.0
         self.members: list[int] = []
+        self.peak_device = self.peak_host = 0
+        """Bytes: as the runner says, and of host memory also as the system does"""
         self.arena_fd = os.memfd_create("stitchcuda", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
         self.arena: wire.Arena
         if arena is not None:
@@ -247,6 +250,8 @@ class RunnerClient:
                 f"a forged, duplicate or out-of-order record came while {_DOING[op]} ran",
                 rule="forged_record",
             )
+        self.peak_device = max(self.peak_device, reply.peak_device)
+        self.peak_host = max(self.peak_host, reply.peak_host)
         if reply.code in (Code.RAISED, Code.OUT_OF_MEMORY, Code.PROTOCOL):
             raise self._raised(op, reply.code)
         return reply
@@ -316,6 +321,8 @@ class RunnerClient:
             if self.closed:
                 return
             if self.process.poll() is None:
+                if not self.subject.trusted:
+                    self.peak_host = max(self.peak_host, peak_host_bytes(sandbox.descendants(self.process.pid)))
                 sandbox.kill_tree(self.process.pid)
             else:
                 with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -84,7 +84,8 @@ class Session:
         self.told: dict[str, str] = {}
         self.processes = 0
         self.held = 0
-        self.peak_device = self.peak_host = 0
+        self.peaks = {"host": 0, "device": 0}
+        """Bytes at most, of runners that have ended"""
         self.missing_state: set[str] = set()
         self.calls = 0
         self.loaded = False
@@ -216,8 +217,7 @@ class Session:
                 self.control()
             runner.deliver(folder)
         flags = wire.KNOCK_OUT if knocked_out else 0
-        reply = runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, flags=flags, argument=secrets.randbits(62))
-        self._take_peaks(reply)
+        runner.ask(Op.LOAD, timeout_s=settings.load_timeout_s, flags=flags, argument=secrets.randbits(62))
         self.seconds["load"] = runner.handed
         self.oracle.ask("state", session=self.number)
         reply = runner.ask(Op.STATE, timeout_s=settings.load_timeout_s)
@@ -331,7 +331,6 @@ class Session:
         reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
         handed = runner.handed
         spent.append(self._spent())
-        self._take_peaks(reply)
         runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
         total = time.monotonic() - began - pause
         spent.append(self._spent())
@@ -360,9 +359,10 @@ class Session:
         verdict = self.oracle.ask("recheck", session=self.number)
         return str(verdict["message"])
 
-    def _take_peaks(self, reply: wire.Reply) -> None:
-        self.peak_device = max(self.peak_device, reply.peak_device)
-        self.peak_host = max(self.peak_host, reply.peak_host)
+    def peak(self, where: str) -> int:
+        """Bytes that the runner has held at most: 'host' or 'device'."""
+        now = 0 if self.runner is None else self.runner.peak_host if where == "host" else self.runner.peak_device
+        return max(self.peaks[where], now)
 
     def measure_noop(self) -> None:
         """What a hand-over costs by the supervisor's clock, seconds (median of nine). A runner could answer slowly so
@@ -395,6 +395,7 @@ class Session:
         if self.runner is not None:
             with self.evaluator.gate.hold("work"):
                 self.runner.close()
+            self.peaks = {where: self.peak(where) for where in self.peaks}
             self.runner = None
         if self.attached:
             self.attached = False

@@ -31,6 +31,7 @@ from stitchcuda.evaluation.model import (
     Tier,
     Timing,
 )
+from stitchcuda.evaluation.peaks import figures, free_memory, peak_host_bytes
 from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Planes, Session, pool_size
@@ -519,8 +520,24 @@ class Trial:
             self.note(failure.finding())
         return self._ended(self.first or failure)
 
+    def _memory(self) -> dict[str, int]:
+        evaluator, plan = self.evaluator, self.evaluator._plan or {}
+        memory = {
+            where: max((session.peak(where) for session in self.programs), default=0) for where in ("host", "device")
+        }
+        client = evaluator._client
+        if client is not None:
+            memory["oracle_host"] = peak_host_bytes([client.process.pid])
+        if evaluator.kind == "cuda":
+            memory |= {"reference_device": plan.get("peak", 0), "device_free": plan.get("device_free", 0)}
+        else:
+            memory["host_free"] = free_memory()
+        return memory
+
     def _ended(self, failure: Failure) -> Evaluation:
         self.log = failure.log or self.log
+        if failure.status == "out_of_memory":
+            failure.message = f"{failure.message}; {figures(self._memory(), self.evaluator.kind)}"
         correctness = self.checks.correctness(failure.message) if failure.status == "wrong_output" else None
         self.timings = {}
         return self._evaluation(failure.status, failure.message, correctness)
@@ -554,10 +571,7 @@ class Trial:
             labels=sorted(labels),
             log=_shorten(self.log, 4000),
             seconds={name: round(value, 6) for name, value in self.seconds.items()},
-            memory={
-                "host": max((session.peak_host for session in self.programs), default=0),
-                "device": max((session.peak_device for session in self.programs), default=0),
-            },
+            memory=self._memory(),
             provenance=self._provenance(),
         )
 
