@@ -54,6 +54,7 @@ def mind(
     for name in dict.fromkeys([model, *(settings.model_for(role, model) for role in roles)]):
         check_access(name, base_url if name.partition(":")[0] == model.partition(":")[0] else None)
     from stitchcuda.agents.asking import Conversation
+    from stitchcuda.agents.scheme_judge import LlmJudge
 
     meter = Meter(limits or Limits())
     if isinstance(log, SpendingLog):
@@ -67,6 +68,7 @@ def mind(
         coder=LlmCoder(conversation),
         verifier=LlmVerifier(conversation),
         paid=True,
+        judge=LlmJudge(conversation),
     )
 
 

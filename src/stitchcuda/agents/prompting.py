@@ -16,6 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from stitchcuda.agents.feedback import Route
 from stitchcuda.agents.fingerprint import digest
+from stitchcuda.agents.metrics24 import COUNTERS
 from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.agents.references import References
 from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
@@ -93,7 +94,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         log=_log(evaluation),
         feedback=request.feedback,
         attempts=request.attempts,
-        techniques=techniques(request.step, request.task.target.kind),
+        techniques=techniques(request.step, request.task.target.kind) if request.techniques else [],
         references=request.references,
         source_limit=_source_room(shown, request.references),
     )
@@ -147,6 +148,26 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         meanings=MEANINGS,
         cite=request.references is not None,
     )
+    return Prompt(instructions, message)
+
+
+def judge_prompt(request: VerifyRequest) -> Prompt:
+    """For the judge of the coder-judge scheme: one program, no step, no history."""
+    profile = request.profile
+    message = _render(
+        "scheme_judge.j2",
+        task=request.task,
+        device=request.device,
+        program=request.program,
+        limit=20_000,
+        evaluation=request.evaluation,
+        log=_log(request.evaluation),
+        profile=profile,
+        counters=profile.counters if profile else [],
+        selected=frozenset(COUNTERS),
+        source_limit=SOURCE_LIMIT,
+    )
+    instructions = _render("scheme_judge_system.j2", kind=request.task.target.kind, correct=request.evaluation.passed)
     return Prompt(instructions, message)
 
 

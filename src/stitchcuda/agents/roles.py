@@ -67,6 +67,7 @@ class CodeRequest(BaseModel):
     evaluation: Evaluation | None = None
     attempts: list[Attempt] = Field(default_factory=list)
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
+    techniques: bool = Field(default=True, description="show worked techniques that the step names")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
@@ -153,3 +154,5 @@ class Mind:
     verifier: Verifier
     paid: bool = False
     """Requests cost tokens or money."""
+    judge: Verifier | None = None
+    """The second role of the coder-judge scheme, where there is one."""

@@ -53,6 +53,12 @@ def optimize(
     sol_fraction: float = typer.Option(
         0.8, help="stop at this fraction of the hardware's bound", rich_help_panel="Budget"
     ),
+    agents: str = typer.Option(
+        "full", help="full, or a comparison system: coder-judge, single", rich_help_panel="Search"
+    ),
+    ablate: list[str] = typer.Option(
+        [], help="switch a part off: planner, verifier, profile, knowledge, recipes", rich_help_panel="Search"
+    ),
     beam: int | None = typer.Option(None, help="ideas kept alive", rich_help_panel="Search"),
     drafts: int | None = typer.Option(None, help="drafts per idea", rich_help_panel="Search"),
     parallel: int | None = typer.Option(
@@ -105,6 +111,8 @@ def optimize(
         usd=budget_usd,
         target_speedup=target_speedup,
         sol_fraction=sol_fraction,
+        agents=agents,
+        ablate=ablate,
         beam=beam,
         drafts=drafts,
         parallel=parallel,
@@ -244,7 +252,7 @@ def _agree_to_pay(config: RunConfig, *, ask: bool) -> None:
         budget,
         settings=settings,
         limits=Limits(tokens=limits.tokens, usd=limits.usd),
-        reference_tokens=REFERENCE_TOKENS if config.knowledge else 0,
+        reference_tokens=REFERENCE_TOKENS if config.looks_up else 0,
     )
     typer.echo(f"{config.model}: {cost.sentence}", err=True)
     if ask and sys.stdin.isatty() and not typer.confirm("Go on?", default=True, err=True):

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stitchcuda.agents.budgets import PRESETS, Budget, BudgetName
+from stitchcuda.agents.schemes import Agents, Part
 from stitchcuda.compute import check_where
 from stitchcuda.errors import RunError, StitchError
 from stitchcuda.evaluation.model import Tier
@@ -25,6 +26,10 @@ FOR_A_MODEL = ("planner_model", "coder_model", "repair_model", "verifier_model",
 
 RECIPE_LIMITS = Limits(iterations=12, seconds=900, tokens=0, usd=0)
 """A mind without a model has few ideas and no bill; its bound is only there to end."""
+
+
+ROUNDS: dict[Agents, int] = {"coder-judge": 10, "single": 1}
+"""Programs that the comparison systems write, where nobody says otherwise."""
 
 
 class RunConfig(BaseModel):
@@ -49,6 +54,9 @@ class RunConfig(BaseModel):
 
     knowledge: bool = Field(default=True, description="look things up in the knowledge base for the model")
 
+    agents: Agents = Field(default="full", description="full, or a comparison system: coder-judge, single")
+    ablate: list[Part] = Field(default_factory=list, description="parts that are switched off")
+
     budget: BudgetName = Field(default="standard", description="preset of the four limits below")
     iterations: int | None = Field(default=None, ge=1, description="candidate programs, repairs not counted")
     seconds: float | None = Field(default=None, gt=0, description="wall time, seconds")
@@ -68,7 +76,7 @@ class RunConfig(BaseModel):
         default=None, ge=1, le=16, description="ideas kept alive; None: the preset's, or 4 for recipes"
     )
     drafts: int | None = Field(
-        default=None, ge=1, le=8, description="drafts per idea; None: the preset's, or 1 for recipes"
+        default=None, ge=1, le=64, description="drafts per idea; None: the preset's, or 1 for recipes"
     )
     repairs: int = Field(default=3, ge=0, le=10, description="repairs of one candidate")
     parallel: int | None = Field(
@@ -113,6 +121,8 @@ class RunConfig(BaseModel):
     def limits(self) -> Limits:
         """The preset with the given overrides."""
         preset = RECIPE_LIMITS if self.free else _limits(PRESETS[self.budget])
+        if self.agents != "full":
+            preset = preset.model_copy(update={"iterations": ROUNDS[self.agents]})
         given: dict[str, Any] = {
             name: value
             for name in ("iterations", "seconds", "tokens", "usd")
@@ -120,12 +130,28 @@ class RunConfig(BaseModel):
         }
         return preset.model_copy(update=given)
 
+    @property
+    def looks_up(self) -> bool:
+        """The knowledge base takes part; neither comparison system has one."""
+        return self.knowledge and not self.free and self.agents == "full" and "knowledge" not in self.ablate
+
+    @property
+    def chain(self) -> bool:
+        """One program is changed round after round, whatever it does: every round is a candidate."""
+        return self.agents == "coder-judge"
+
     def ideas_kept(self) -> int:
         """How many branches survive a round."""
+        if self.agents != "full":
+            return 1
         return self.beam or (4 if self.free else PRESETS[self.budget].ideas)
 
     def drafts_per_idea(self) -> int:
         """How many drafts of an idea are written independently."""
+        if self.chain:
+            return 1
+        if self.agents == "single":
+            return self.limits().iterations or 1
         return self.drafts or (1 if self.free else PRESETS[self.budget].drafts)
 
     def turns_at_once(self) -> int:
@@ -134,6 +160,8 @@ class RunConfig(BaseModel):
 
     def plans_after_first(self) -> int:
         """How often the Planner may be asked again."""
+        if self.agents != "full":
+            return 0
         return self.replans if self.replans is not None else (0 if self.free else 2)
 
     def to_toml(self) -> str:
@@ -153,6 +181,15 @@ class RunConfig(BaseModel):
         except ValidationError as error:
             raise StitchError(_sentence(error)) from None
         idle = [name for name in FOR_A_MODEL if getattr(config, name) is not None]
+        if config.free and (config.agents != "full" or config.ablate):
+            raise StitchError(
+                "--agents and --ablate arrange a language model's roles and have no effect on recipes; "
+                "name a model with --model."
+            )
+        if config.agents != "full" and config.ablate:
+            raise StitchError(
+                f"--ablate switches off parts of the full loop; --agents {config.agents} has none of them."
+            )
         if config.free and idle:
             raise StitchError(
                 f"--{idle[0].replace('_', '-')} has no effect on recipes; name the model of all roles with --model."
@@ -179,8 +216,10 @@ def _sentence(error: ValidationError) -> str:
     return f"{where}: {message}" if where else message
 
 
-def _toml(value: str | bool | int | float) -> str:
+def _toml(value: str | bool | int | float | list[str]) -> str:
     """A TOML value; JSON's strings are TOML basic strings once DEL is escaped."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):

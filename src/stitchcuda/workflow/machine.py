@@ -80,7 +80,7 @@ class Machine:
         self.start_program = base
         self.more = more
         self.state = State.PREPARE
-        self.search = Search(beam=config.ideas_kept(), drafts=config.drafts_per_idea())
+        self.search = Search(beam=config.ideas_kept(), drafts=config.drafts_per_idea(), chain=config.chain)
         self.replans_left = config.plans_after_first()
         self.attempts: list[Attempt] = []
         self.candidates = 0
@@ -197,7 +197,7 @@ class Machine:
         evaluation = self.instruments.measured(self.journal.main, start, "screen", known=self._known)
         profile = self.instruments.profiled(self.journal.main, "000", start) if evaluation.passed else None
         trial = Trial(0, "given", "given", start, evaluation, profile)
-        self.search = Search(beam=self.search.beam, drafts=self.search.drafts, base=trial)
+        self.search = Search(beam=self.search.beam, drafts=self.search.drafts, base=trial, chain=self.search.chain)
         attempt = Attempt(
             number=0,
             idea="given",
@@ -315,7 +315,8 @@ class Machine:
             numbers=self.numbers,
             reference=self.reference,
             limits=self.limits,
-            repairs=self.config.repairs,
+            repairs=self._repairs(),
+            insist=self.config.chain,
             attempts=list(self.attempts),
             known=dict(self._known),
             best_score=self.search.best.score if self.search.best else 0.0,
@@ -339,12 +340,18 @@ class Machine:
         self.elapsed_turns += max(turn.lane.elapsed for turn in turns)
         return self._stop(shared.over) if shared.over else State.SELECT
 
+    def _repairs(self) -> int:
+        """How often a turn may repair its program."""
+        if self.config.chain:
+            return max(0, self.limits.iterations - self.candidates - 1)
+        return 0 if self.config.agents == "single" else self.config.repairs
+
     def _settle(self, turn: Turn) -> str:
         """Take in what came of a turn; why the search is over, if it is."""
         self.nodes |= turn.nodes
         self._known.update(turn.known)
         for tried in turn.tried:
-            if not tried.repair:
+            if not tried.repair or self.config.chain:
                 self.candidates += 1
             self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=not tried.repair)
             self.attempts.append(tried.attempt)

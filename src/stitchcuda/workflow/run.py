@@ -157,6 +157,7 @@ def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limi
 
         return recipes()
     from stitchcuda.agents.llm import mind as language_model
+    from stitchcuda.agents.schemes import arranged
     from stitchcuda.agents.settings import Limits as ModelLimits
     from stitchcuda.agents.settings import MindSettings
 
@@ -166,7 +167,7 @@ def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limi
         repair_model=config.repair_model,
         verifier_model=config.verifier_model,
     )
-    return language_model(
+    whole = language_model(
         config.model,
         base_url=config.base_url,
         log=journal,
@@ -174,6 +175,7 @@ def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limi
         settings=settings,
         notify=lambda sentence: sink.emit(Notice(sentence)),
     )
+    return arranged(whole, config.agents, config.ablate, judge=whole.judge)
 
 
 def _drive(
@@ -206,7 +208,7 @@ def _drive(
         sink.emit(events.RunStarted(folder.path, begun.task, mind.name, resumed))
         if bench is None:
             bench = stack.enter_context(open_bench(config.compute, data_folder(), begun.device.target.kind))
-        if config.free or not begun.config.get("knowledge"):
+        if not config.looks_up or not begun.config.get("knowledge"):
             librarian = None
         elif librarian is None:
             librarian = stack.enter_context(Library())

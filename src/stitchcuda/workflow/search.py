@@ -107,9 +107,11 @@ def fingerprint(evaluation: Evaluation | None, message: str) -> str:
     return hashlib.sha256(f"{status}\0{plain}".encode()).hexdigest()[:16]
 
 
-def after_failure(branch: Branch, trial: Trial | None, feedback: Feedback, repairs: int) -> AfterTurn:
-    """What the branch does after an attempt that is not correct; at most ``repairs`` times it repairs it. Touches
-    nothing but the branch."""
+def after_failure(
+    branch: Branch, trial: Trial | None, feedback: Feedback, repairs: int, *, insist: bool = False
+) -> AfterTurn:
+    """What the branch does after an attempt that is not correct; at most ``repairs`` times it repairs it, and once
+    more after an equal failure only where it shall ``insist``. Touches nothing but the branch."""
     branch.tried += 1
     evaluation = trial.evaluation if trial else None
     mark = feedback.fingerprint or fingerprint(evaluation, feedback.diagnosis)
@@ -117,7 +119,7 @@ def after_failure(branch: Branch, trial: Trial | None, feedback: Feedback, repai
         branch.refuted = feedback.route == "replan"
         branch.open = False
         return "turn_over"
-    if mark in branch.fingerprints or branch.repairs >= repairs:
+    if (mark in branch.fingerprints and not insist) or branch.repairs >= repairs:
         if branch.own:
             branch.next_step()
         else:
@@ -132,9 +134,11 @@ def after_failure(branch: Branch, trial: Trial | None, feedback: Feedback, repai
 class Search:
     """The state of the search and its decisions."""
 
-    def __init__(self, *, beam: int, drafts: int, base: Trial | None = None) -> None:
+    def __init__(self, *, beam: int, drafts: int, base: Trial | None = None, chain: bool = False) -> None:
         self.beam = beam
         self.drafts = drafts
+        self.chain = chain
+        """Every program is made from the last one, faster or not, until the budget is used."""
         self.base = base if base is not None and base.evaluation.passed else None
         self.rejected_base = base if self.base is None else None
         """A start program that is not correct: the first drafts repair it."""
@@ -223,7 +227,7 @@ class Search:
                 self.stale = 0
                 self.enough = False
             self.best = trial
-        if trial.score >= before * (1 - NOISE):
+        if self.chain or trial.score >= before * (1 - NOISE):
             branch.best, branch.own = trial, True
         branch.failed = None
         branch.repairs = 0
@@ -238,7 +242,7 @@ class Search:
             case "stop":
                 branch.open = False
                 self.enough = self.enough or self.best is trial
-            case "retry" | "optimise" if branch.flat >= FLAT_ATTEMPTS:
+            case "retry" | "optimise" if branch.flat >= FLAT_ATTEMPTS and not self.chain:
                 branch.next_step()
 
     def _drop(self, idea: Idea) -> None:
@@ -253,7 +257,7 @@ class Search:
         now = self.best.score if self.best else 0.0
         self._flat_rounds = 0 if now > self._round_best * (1 + NOISE) else self._flat_rounds + 1
         self._round_best = now
-        if self.enough or (self.best is not None and self.stale >= PATIENCE):
+        if self.enough or (self.best is not None and self.stale >= PATIENCE and not self.chain):
             return "stop"
         alive = [b for b in self.branches if b.open]
         ranked = sorted(alive, key=lambda b: -(b.best.score if b.best else 0.0))

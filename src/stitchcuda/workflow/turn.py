@@ -62,6 +62,8 @@ class Round:
     reference: Profile | None
     limits: Limits
     repairs: int
+    insist: bool
+    """Equal failures are repaired again."""
     attempts: list[Attempt]
     """All attempts before this round."""
     known: dict[str, Evaluation]
@@ -129,7 +131,8 @@ class Turn:
         self.stopped = budget
         if trial is not None and trial.evaluation.passed:
             return False
-        again = after_failure(branch, trial, feedback, self.shared.repairs) == "repair"
+        shared = self.shared
+        again = after_failure(branch, trial, feedback, shared.repairs, insist=shared.insist) == "repair"
         self.lane.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": False})
         message = trial.evaluation.message if trial is not None else coded.problem
         self.shared.instruments.emit(events.AttemptFinished(attempt, False, self.lane.replaying, message))
