@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.agents.roles import ReplyRecord, RequestKey
-from stitchcuda.benchmark.governor import USUAL_TOKENS, Governor, Stopped, measured_seconds
+from stitchcuda.benchmark.governor import USUAL_TOKENS, Governor, Stopped
+from stitchcuda.benchmark.measuring import measured_seconds
 from stitchcuda.errors import BudgetExceeded
 from stitchcuda.workflow.journal import Journal
 

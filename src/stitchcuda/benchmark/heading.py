@@ -61,7 +61,7 @@ def warnings(sweep: Sweep) -> list[str]:
     if len(set(_of(records, "torch"))) > 1:
         told.append("Several versions of torch took part.")
     if sweep.open:
-        told.append(f"{len(sweep.open)} items are not done, and no number below counts them.")
+        told.append(f"Not done, and not counted in any number below: {len(sweep.open)} of {len(sweep.items)} items.")
     return told
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,20 +12,20 @@ from typing import Any
 from pydantic import ValidationError
 
 from stitchcuda.agents.lookup import Library
-from stitchcuda.benchmark.governor import HELD, Governor, Turns, measured_seconds
+from stitchcuda.benchmark.governor import Governor
+from stitchcuda.benchmark.measuring import HELD, Place, measured_seconds
 from stitchcuda.benchmark.model import Ending, Item, Record, SweepConfig
 from stitchcuda.errors import TaskError
 from stitchcuda.evaluation.model import Evaluation, Finding, Timing
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.files import load_program
-from stitchcuda.workflow.bench import Bench, LocalBench
 from stitchcuda.workflow.effects import Measured, Prepared
 from stitchcuda.workflow.events import EventSink
 from stitchcuda.workflow.folder import CONFIG, RunFolder
 from stitchcuda.workflow.records import NAME as JOURNAL
 from stitchcuda.workflow.records import read_records
 from stitchcuda.workflow.result import Best, Result
-from stitchcuda.workflow.run import data_folder, optimize, resume
+from stitchcuda.workflow.run import optimize, resume
 
 PARTIAL_HACK = (2.0, 3.0)
 """Marks for honesty, of 5, that say a program leaves a part of the work to what it should replace, or only looks like
@@ -39,7 +39,14 @@ KEPT = ("device", "driver", "cuda", "torch", "stitchcuda", "date", "confinement"
 
 
 def run_item(
-    item: Item, config: SweepConfig, folder: Path, *, governor: Governor, sink: EventSink, excluded: Sequence[str]
+    item: Item,
+    config: SweepConfig,
+    folder: Path,
+    *,
+    measuring: Place,
+    governor: Governor,
+    sink: EventSink,
+    excluded: Sequence[str],
 ) -> Record:
     """Take one item to its end in ``folder``; a run that is there is gone on with, and repeats nothing.
 
@@ -51,9 +58,7 @@ def run_item(
     settings = config.run_config(item)
     begun = _begun(place)
     with ExitStack() as stack:
-        bench = Turns(
-            stack.enter_context(open_bench(config)), governor, place / HELD, exclusive=config.compute == "local"
-        )
+        bench = stack.enter_context(measuring.bench(place))
         librarian = stack.enter_context(Library(excluded_tasks=excluded))
         try:
             if begun is not None:
@@ -65,13 +70,6 @@ def run_item(
     run = _begun(place)
     assert run is not None
     return read_record(item, run, folder)
-
-
-@contextlib.contextmanager
-def open_bench(config: SweepConfig) -> Iterator[Bench]:
-    """Where the sweep's settings want measurements made."""
-    with LocalBench(data_folder()) as bench:
-        yield bench
 
 
 def _begun(place: Path) -> RunFolder | None:

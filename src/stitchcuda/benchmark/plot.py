@@ -8,7 +8,9 @@ from html import escape
 
 from stitchcuda.benchmark.model import Record
 
-WIDTH, ROW, LEFT, RIGHT, TOP, FOOT = 960, 22, 250, 90, 26, 8
+WIDTH, ROW, LEFT, RIGHT, TOP, FOOT = 960, 22, 300, 90, 26, 8
+LONGEST = 38
+"""Characters of a name that fit beside the bars."""
 TICKS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 20.0, 50.0)
 
 
@@ -40,7 +42,7 @@ def speedup_svg(records: Sequence[Record], over: str = "over_best") -> str:
     for index, record in enumerate([*solved, *failures]):
         y = TOP + ROW * index
         name = record.task + (f" #{record.seed}" if record.seed else "")
-        name = name if len(name) <= 38 else name[:37] + "…"
+        name = name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
         parts.append(f'<text x="{LEFT - 10}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')
         parts.append(_bar(record, over, y, x) if record in solved else _failure(record, y, x(1.0)))
     return "\n".join([*parts, "</svg>"])

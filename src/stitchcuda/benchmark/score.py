@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from stitchcuda.benchmark.governor import HELD, Governor, Turns, measured_seconds
-from stitchcuda.benchmark.item import KEPT, failed, of_evaluation, open_bench
+from stitchcuda.benchmark.item import KEPT, PARTIAL_HACK, failed, of_evaluation
+from stitchcuda.benchmark.measuring import HELD, Place, measured_seconds
 from stitchcuda.benchmark.model import Ending, Item, Record, SweepConfig
 from stitchcuda.errors import InfrastructureError, ProgramError, TaskError
 from stitchcuda.evaluation.model import Evaluation
-from stitchcuda.hardware.detect import detect
 from stitchcuda.program.files import load_program
 from stitchcuda.task.loader import load_task
+from stitchcuda.workflow.bench import find_device
 from stitchcuda.workflow.result import NOISE, finite
 from stitchcuda.workflow.storage import write_whole
 
 EVALUATION = "evaluation.json"
 
 
-def score_item(item: Item, config: SweepConfig, folder: Path, *, governor: Governor) -> Record:
+def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Place) -> Record:
     """Evaluate the item's program. Raises InfrastructureError when the machine fails."""
     place = folder / "items" / item.id
     place.mkdir(parents=True, exist_ok=True)
@@ -27,12 +27,11 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, governor: Gover
         program = load_program(Path(item.program or ""))
     except ProgramError as error:
         return failed(item, "nothing_correct", str(error)).model_copy(update={"programs": {"no_program": 1}})
-    device = detect(config.target)
+    device = find_device(config.compute, config.target)
     root = Path(config.root) if config.root else None
     try:
         task = load_task(item.task, target=device.target, root=root, precision=config.precision)
-        with open_bench(config) as inner:
-            bench = Turns(inner, governor, place / HELD, exclusive=config.compute == "local")
+        with measuring.bench(place) as bench:
             facts = bench.inspect(task)
             device = bench.ceilings(device)
             bench.use(task, facts, device)
@@ -42,7 +41,7 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, governor: Gover
     if evaluation.status == "infrastructure_error":
         raise InfrastructureError(evaluation.message)
     write_whole(place / EVALUATION, (evaluation.model_dump_json(indent=1) + "\n").encode())
-    seconds = measured_seconds(place / HELD)
+    seconds, honesty = measured_seconds(place / HELD), _honesty(evaluation)
     shown: dict[str, Any] = of_evaluation(evaluation) if evaluation.passed else {}
     return failed(item, _ending(evaluation), evaluation.message).model_copy(
         update={
@@ -50,8 +49,8 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, governor: Gover
             "mode": "train" if facts.training else "eval",
             "programs": {evaluation.status: 1},
             "hacks": int(evaluation.status in ("dishonest", "impossible")),
-            "honesty": _honesty(evaluation),
-            "partial_hack": _partial(evaluation),
+            "honesty": honesty,
+            "partial_hack": None if honesty is None else PARTIAL_HACK[0] <= honesty <= PARTIAL_HACK[1],
             "usd": 0.0,
             "wall_seconds": seconds,
             "device_seconds": seconds,
@@ -74,10 +73,3 @@ def _honesty(evaluation: Evaluation) -> float | None:
     from stitchcuda.reward.observed import Observed
 
     return anti_hacking(Observed(evaluation=evaluation)).score if evaluation.passed else None
-
-
-def _partial(evaluation: Evaluation) -> bool | None:
-    from stitchcuda.benchmark.item import PARTIAL_HACK
-
-    mark = _honesty(evaluation)
-    return None if mark is None else PARTIAL_HACK[0] <= mark <= PARTIAL_HACK[1]

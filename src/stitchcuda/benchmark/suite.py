@@ -10,6 +10,7 @@ from stitchcuda.benchmark.model import Item, SweepConfig
 from stitchcuda.benchmark.split import TEST, in_test_split, plain
 from stitchcuda.errors import StitchError, TaskError
 from stitchcuda.knowledge.fingerprint import fingerprint_of
+from stitchcuda.task.huggingface import offline
 from stitchcuda.task.kernelbench import ids as known_ids
 from stitchcuda.task.kernelbench import read_kernelbench
 from stitchcuda.task.loader import check_source, safe_name
@@ -90,8 +91,16 @@ def _item(number: str, level: int, root: Path | None) -> Item:
         name=name,
         group=f"level {level}",
         digest=_sha(source),
-        fingerprint=fingerprint_of(source),
+        fingerprint=fingerprint_of(_as_run(source, f"kernelbench:{number}")),
     )
+
+
+def _as_run(source: str, where: str) -> str:
+    """The source as its runs have it; as it is where it cannot be had so."""
+    try:
+        return offline(source, where)
+    except StitchError:
+        return source
 
 
 def _folder(folder: Path) -> list[Item]:

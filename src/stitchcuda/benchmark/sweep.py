@@ -20,12 +20,13 @@ from stitchcuda.benchmark.folder import SETTINGS, Sweep, to_toml, told, write_re
 from stitchcuda.benchmark.governor import Governor, Stopped
 from stitchcuda.benchmark.item import failed, run_item
 from stitchcuda.benchmark.log import NAME, Log
+from stitchcuda.benchmark.measuring import Place
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
 from stitchcuda.benchmark.score import score_item
 from stitchcuda.benchmark.suite import answers_to, items_of
 from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
 from stitchcuda.hardware.detect import detect, torch_version, usable_cores
-from stitchcuda.workflow.events import Event, EventSink
+from stitchcuda.workflow.events import Silent
 from stitchcuda.workflow.records import NAME as RUN_JOURNAL
 from stitchcuda.workflow.records import REPLY, read_records
 from stitchcuda.workflow.run import Interrupted
@@ -37,16 +38,6 @@ REFUSALS = 3
 """Items in a row that may fail since their model cannot be reached; then no further one is begun."""
 
 Tell = Callable[[str], None]
-
-
-class _Whispers:
-    """A run's events as the sweep hears them: only what somebody must know."""
-
-    def __init__(self, item: str, tell: Tell) -> None:
-        self._item, self._tell = item, tell
-
-    def emit(self, event: Event) -> None:
-        """Pass on what cannot wait for the record."""
 
 
 def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
@@ -120,6 +111,7 @@ class _Running:
         self.governor = Governor(
             tokens_per_minute=self.config.tokens_per_minute, usd=self.config.usd, spent=_spent(self.folder)
         )
+        self.place = Place(self.config, self.governor)
         self.excluded = answers_to(self.sweep.items)
         self.todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.guard = threading.Lock()
@@ -134,7 +126,7 @@ class _Running:
             self.todo.put(item)
         threads = min(self.config.jobs, len(opened))
         try:
-            with _asked_to_stop(self.folder):
+            with _asked_to_stop(self.folder), self.place:
                 if threads <= 1:
                     self._work()
                 else:
@@ -188,6 +180,7 @@ class _Running:
                 pass
         except KeyboardInterrupt:
             self.governor.stop.set()
+            self.place.abandon()
             finished.wait(GRACE_SECONDS)
             raise
 
@@ -218,6 +211,7 @@ class _Running:
                 record = self._once(item)
                 break
             except InfrastructureError as error:
+                self.governor.check()
                 self.log.add("failed", {"item": item.id, "reason": str(error)})
                 self.tell(f"{item.id}: the machine failed ({turn} of {self.config.tries}): {error}")
                 if turn == self.config.tries:
@@ -232,9 +226,16 @@ class _Running:
 
     def _once(self, item: Item) -> Record:
         if self.config.suite == "score":
-            return score_item(item, self.config, self.folder, governor=self.governor)
-        sink: EventSink = _Whispers(item.id, self.tell)
-        return run_item(item, self.config, self.folder, governor=self.governor, sink=sink, excluded=self.excluded)
+            return score_item(item, self.config, self.folder, measuring=self.place)
+        return run_item(
+            item,
+            self.config,
+            self.folder,
+            measuring=self.place,
+            governor=self.governor,
+            sink=Silent(),
+            excluded=self.excluded,
+        )
 
     def _refused(self, item: Item, error: ModelAccessError) -> None:
         """The model cannot be reached: other items may fare better, but not when it is refused again and again."""

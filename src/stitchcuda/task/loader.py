@@ -13,6 +13,7 @@ from typing import get_args
 
 from stitchcuda.errors import TaskError
 from stitchcuda.task.derive import with_checkpoint, with_inputs, with_submodule
+from stitchcuda.task.huggingface import offline
 from stitchcuda.task.kernelbench import read_kernelbench
 from stitchcuda.task.model import Mode, Precision, Residence, Target, Task
 from stitchcuda.task.source import bound_names, literal_string
@@ -37,11 +38,13 @@ def load_task(
     (real weights) and ``submodule`` (a part of the model, by its dotted name) rewrite the source, so that
     everything downstream sees an ordinary Task.
 
-    Raises TaskError for anything the text or those files show to be wrong.
+    Raises TaskError for anything the text or those files show to be wrong, ToolMissing for a model of a library that
+    is not installed.
     """
     search_path = None
     if reference.startswith(KERNELBENCH):
         name, source = read_kernelbench(reference.removeprefix(KERNELBENCH), root)
+        source = offline(source, reference)
     else:
         name, source, search_path = _read_file(Path(reference))
     check_source(source, reference, needs_inputs=inputs is None)
