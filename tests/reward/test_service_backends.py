@@ -23,6 +23,7 @@ from stitchcuda.reward.service_blocking import BlockingService
 from stitchcuda.task.model import Target, Task
 from stitchcuda.workflow.effects import Coded, Created, Measured, Profiled
 from stitchcuda.workflow.journal import Journal
+from tests.cli.world import PROGRAM
 from tests.cli.world import TASK as SMALL
 from tests.report.test_profile_html import H200
 from tests.reward.test_cli import KERNEL, NATIVE, scalar, tensor
@@ -211,10 +212,12 @@ def test_real_completions_are_measured_on_this_machine(tmp_path: Path, cache: Pa
         f"```json manifest.json\n{json.dumps(manifest)}\n```\n"
     )
     wrong = good.replace("16.f *", "15.f *")
+    hangs = f"```python program.py{PROGRAM.format(expression='[0 for _ in iter(int, 1)]')}```\n"
     with open_compute("local", cache=cache) as compute:
-        backend = Recorder(ComputeBackend.on(compute, "cpu"), tmp_path / "record.jsonl")
+        settings = EvaluationSettings(call_timeout_s=10.0)
+        backend = Recorder(ComputeBackend.on(compute, "cpu", settings=settings), tmp_path / "record.jsonl")
         with BlockingService(backend, ServiceSettings(), cache=tmp_path / "cache.db") as service:
-            right, bad = service.score_all([Item(task, good), Item(task, wrong)])
+            right, bad, late = service.score_all([Item(task, good), Item(task, wrong), Item(task, hangs)])
     assert isinstance(right, Reward)
     assert isinstance(bad, Reward)
     assert (right.status, right.hack) == ("correct", False)
@@ -222,5 +225,7 @@ def test_real_completions_are_measured_on_this_machine(tmp_path: Path, cache: Pa
     assert right.total is not None
     assert right.total > 8
     assert (bad.status, bad.value) == ("wrong_output", 0.0)
+    assert isinstance(late, Reward)
+    assert (late.status, late.value) == ("timed_out", 0.0)
     with BlockingService(RecordedEvaluations(tmp_path), CALM) as service:
         assert service.score_all([Item(task, good), Item(task, wrong)]) == [right, bad]
