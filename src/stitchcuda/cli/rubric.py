@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stitchcuda.reward.judge import Judge
     from stitchcuda.reward.model import Skill
     from stitchcuda.reward.observe import Observer
+    from stitchcuda.reward.seen import Seen
     from stitchcuda.reward.task_rubric import TaskRubric
 
     Document = TypeVar("Document", bound=BaseModel)
@@ -49,7 +50,7 @@ _PRECISION = typer.Option(help="fp32, tf32, fp16 or bf16; default: the task's ow
 _BASE_URL = typer.Option(help="Address of an OpenAI-compatible (or the provider's) server.")
 _VOTES = typer.Option(min=1, max=15, help="Answers that the judge is asked for; their median counts.")
 _TEMPERATURE = typer.Option(min=0.0, max=2.0, help="The judge's sampling temperature.")
-_TASK = typer.Argument(metavar="TASK", help="A .py file, or kernelbench:LEVEL/ID.")
+_TASK = typer.Argument(metavar="TASK", help="A .py file, kernelbench:LEVEL/ID, or a .json that --keep wrote.")
 
 
 def register(parent: typer.Typer) -> None:
@@ -60,7 +61,10 @@ def register(parent: typer.Typer) -> None:
 @app.command(SCORE)
 def score(
     task: Annotated[str, _TASK],
-    program: Annotated[Path, typer.Argument(metavar="PROGRAM", help="A .py file or a folder with program.py.")],
+    program: Annotated[
+        Path | None,
+        typer.Argument(metavar="PROGRAM", help="A .py file or a folder with program.py; none for what was kept."),
+    ] = None,
     as_json: Annotated[bool, _JSON] = False,
     tier: Annotated[str, typer.Option(help="screen (quick) or publish.")] = "screen",
     improves: Annotated[
@@ -76,6 +80,10 @@ def score(
     counters: Annotated[
         int, typer.Option(min=0, max=20, help="So many of the longest kernels are also read by Nsight Compute.")
     ] = 0,
+    keep: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what was seen, to be marked or judged elsewhere: 'rubric FILE'."),
+    ] = None,
     judge: Annotated[
         str | None, typer.Option(metavar="PROVIDER:NAME", help="Let this model judge beside the evidence.")
     ] = None,
@@ -104,6 +112,7 @@ def score(
     from stitchcuda.reward.evidence import mark
     from stitchcuda.reward.formula import reward
     from stitchcuda.reward.model import RewardSettings
+    from stitchcuda.reward.seen import Seen, read_seen
 
     if tier not in ("screen", "publish"):
         raise StitchError(f"unknown tier '{tier}'; use screen or publish")
@@ -111,29 +120,43 @@ def score(
         raise StitchError(f"unknown baseline '{baseline}'; use best or eager")
     if feedback is not None and improves is None:
         raise StitchError("--feedback is about an earlier program; name it with --improves")
-    written = load_program(program)
-    earlier = load_program(improves) if improves is not None else None
-    asked = _read(step, Step) if step is not None else None
-    word = _read(feedback, Feedback) if feedback is not None else None
     settings = RewardSettings.preset("paper") if baseline == "eager" else RewardSettings()
     asking = _judge(judge, base_url, votes, temperature) if judge is not None else None
-    with open_session(task, target=target, root=root, precision=precision) as session:
-        observer = _observer(session, counters)
-        seen = observer.observe(
-            written,
-            "publish" if tier == "publish" else "screen",
-            step=asked,
-            improves=earlier,
-            feedback=word,
-        )
-        rubric = _task_rubric(session, observer, measure=seen.evaluation.passed)
-    skill: Skill = "improve" if earlier is not None else "scratch"
-    marks, judged = mark(seen, skill), None
+    if program is None and task.endswith(".json"):
+        if improves is not None or step is not None:
+            raise StitchError(f"{task} says itself what was asked for; leave --improves and --step out")
+        document = read_seen(Path(task))
+        rubric = _rubric_of(document)
+    elif program is None:
+        raise StitchError("name the PROGRAM to mark; only what --keep wrote (a .json file) is marked without one")
+    else:
+        written = load_program(program)
+        earlier = load_program(improves) if improves is not None else None
+        asked = _read(step, Step) if step is not None else None
+        word = _read(feedback, Feedback) if feedback is not None else None
+        with open_session(task, target=target, root=root, precision=precision) as session:
+            observer = _observer(session, counters)
+            observed = observer.observe(
+                written,
+                "publish" if tier == "publish" else "screen",
+                step=asked,
+                improves=earlier,
+                feedback=word,
+            )
+            rubric = _task_rubric(session, observer, measure=observed.evaluation.passed)
+            bound = observer.bound() if observed.evaluation.passed else None
+            skill: Skill = "improve" if earlier is not None else "scratch"
+            document = Seen.of(session.task, skill, observed, session.device, bound)
+    if keep is not None:
+        keep.write_text(document.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    seen, asked_for = document.observed, document.skill
+    marks, judged = mark(seen, asked_for), None
     if asking is not None:
-        judged = asking.judge(session.task, seen, marks, rubric)
+        judged = asking.judge(document.task, seen, marks, rubric)
         marks = judged.score
-    step_before = seen.previous if asked is not None and seen.previous is not None and seen.previous.passed else None
-    gained = reward(seen.evaluation, marks, skill, settings, previous=step_before)
+    before = seen.previous if seen.step is not None else None
+    previous = before if before is not None and before.passed else None
+    gained = reward(seen.evaluation, marks, asked_for, settings, previous=previous)
     if as_json:
         _scorecard.print_json(seen.evaluation, marks, gained, rubric, judged)
     else:
@@ -163,28 +186,32 @@ def make(
     from stitchcuda.agents.providers import check_access
     from stitchcuda.cli import _scorecard
     from stitchcuda.cli._session import open_session
-    from stitchcuda.errors import ProfilerError
+    from stitchcuda.errors import ProfilerError, RewardError
     from stitchcuda.reward import task_rubric
+    from stitchcuda.reward.seen import read_seen
     from stitchcuda.workflow.run import data_folder
 
     if model != "rules":
         check_access(model, base_url)
-    with open_session(task, target=target, root=root, precision=precision) as session:
-        observer = _observer(session, 0)
-        reference = observer.reference()
-        if reference is None:
-            raise ProfilerError("without a profile of the task there is no rubric; see 'stitchcuda doctor'")
-        bound = observer.bound()
-        if model == "rules":
-            rubric = task_rubric.make(session.task, reference, session.device, bound)
-        else:
-            from stitchcuda.reward.rubric_draft import draft
+    if task.endswith(".json"):
+        document = read_seen(Path(task))
+        found, device, reference, bound = document.task, document.device, document.reference, document.bound
+        if device is None:
+            raise RewardError(f"{task} does not say on what device it was measured; keep it again")
+    else:
+        with open_session(task, target=target, root=root, precision=precision) as session:
+            observer = _observer(session, 0)
+            found, device, reference, bound = session.task, session.device, observer.reference(), observer.bound()
+    if reference is None:
+        raise ProfilerError("without a profile of the task there is no rubric; see 'stitchcuda doctor'")
+    if model == "rules":
+        rubric = task_rubric.make(found, reference, device, bound)
+    else:
+        from stitchcuda.reward.rubric_draft import draft
 
-            rubric = draft(
-                session.task, reference, session.device, bound, model=model, base_url=base_url, notify=_remark
-            )
-        path = task_rubric.place(data_folder(), session.task, session.device)
-        task_rubric.store(rubric, path)
+        rubric = draft(found, reference, device, bound, model=model, base_url=base_url, notify=_remark)
+    path = task_rubric.place(data_folder(), found, device)
+    task_rubric.store(rubric, path)
     if as_json:
         typer.echo(rubric.model_dump_json(indent=2))
         return
@@ -268,6 +295,21 @@ def _task_rubric(session: Session, observer: Observer, *, measure: bool) -> Task
         return kept
     found = observer.reference() if measure else None
     return task_rubric.make(session.task, found, session.device, observer.bound()) if found is not None else None
+
+
+def _rubric_of(document: Seen) -> TaskRubric | None:
+    """The rubric that is kept for the task of what was seen, else the one that its profile gives."""
+    from stitchcuda.reward import task_rubric
+    from stitchcuda.workflow.run import data_folder
+
+    if document.device is None:
+        return None
+    path = task_rubric.place(data_folder(), document.task, document.device)
+    if (kept := task_rubric.stored(path, document.task)) is not None:
+        return kept
+    if document.reference is None:
+        return None
+    return task_rubric.make(document.task, document.reference, document.device, document.bound)
 
 
 def _read(path: Path, model: type[Document]) -> Document:

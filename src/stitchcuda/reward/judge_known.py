@@ -12,63 +12,28 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from stitchcuda.agents.feedback import Feedback
-from stitchcuda.agents.plan import Step
 from stitchcuda.errors import RewardError
-from stitchcuda.evaluation.model import Evaluation
-from stitchcuda.profiling.model import Profile
-from stitchcuda.profiling.sass import KernelSass
-from stitchcuda.program.model import Program
 from stitchcuda.reward.evidence import mark
 from stitchcuda.reward.judge import Judge
 from stitchcuda.reward.judge_calibration import Calibration, Marks, calibrate
 from stitchcuda.reward.judge_model import JudgeOutcome
-from stitchcuda.reward.model import DIMENSIONS, Dimension, Level, Skill
-from stitchcuda.reward.observed import Observed
-from stitchcuda.task.model import Task
+from stitchcuda.reward.model import DIMENSIONS, Dimension, Level
+from stitchcuda.reward.seen import Seen
 
 
-class KnownProgram(BaseModel):
-    """One program, what was seen of it, and its known marks."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class KnownProgram(Seen):
+    """What was seen of one program, and its known marks."""
 
     id: str
-    task: Task
-    skill: Skill
     marks: dict[Dimension, Level] = Field(description="the mean, where several people gave them")
-    program: Program
-    evaluation: Evaluation
-    reference: Profile | None = None
-    profile: Profile | None = None
-    sass: list[KernelSass] = Field(default_factory=list)
-    step: Step | None = None
-    feedback: Feedback | None = None
-    before: Profile | None = None
-    previous: Evaluation | None = None
 
     @model_validator(mode="after")
     def _complete(self) -> KnownProgram:
         if missing := [name for name in DIMENSIONS if name not in self.marks]:
             raise ValueError(f"{self.id} has no mark for {', '.join(missing)}")
         return self
-
-    @property
-    def observed(self) -> Observed:
-        """What was seen of it."""
-        return Observed(
-            evaluation=self.evaluation,
-            reference=self.reference,
-            profile=self.profile,
-            sass=self.sass,
-            program=self.program,
-            step=self.step,
-            feedback=self.feedback,
-            before=self.before,
-            previous=self.previous,
-        )
 
 
 def read(path: Path) -> list[KnownProgram]:
