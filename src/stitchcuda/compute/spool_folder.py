@@ -439,12 +439,12 @@ def read_regular(path: Path, most: int) -> bytes:
         if error.errno in (errno.ENXIO, errno.EACCES, errno.EISDIR):
             raise BadFile(f"it cannot be read: {error.strerror}") from None
         raise
+    facts = os.fstat(handle)
+    if not stat.S_ISREG(facts.st_mode) or facts.st_size > most:
+        os.close(handle)
+        plain = stat.S_ISREG(facts.st_mode)
+        raise BadFile(f"it has {facts.st_size:,} bytes, more than {most:,}" if plain else "it is no plain file")
     with open(handle, "rb") as file:
-        facts = os.fstat(handle)
-        if not stat.S_ISREG(facts.st_mode):
-            raise BadFile("it is no plain file")
-        if facts.st_size > most:
-            raise BadFile(f"it has {facts.st_size:,} bytes, more than {most:,}")
         return file.read(most)
 
 

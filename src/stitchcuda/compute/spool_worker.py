@@ -285,9 +285,11 @@ class SpoolWorker:
         except BaseException:
             self.stop.asked.set()
             deadline = time.monotonic() + END_SECONDS
-            for lane in self.lanes:
-                lane.interrupt()
-                lane.ended.wait(max(0.0, deadline - time.monotonic()))
+            while time.monotonic() < deadline and not all(lane.ended.is_set() for lane in self.lanes):
+                # Again and again, since a lane may only now be starting its process.
+                for lane in self.lanes:
+                    lane.interrupt()
+                time.sleep(LEAST_WAIT)
             raise
         finally:
             self.folder.close()

@@ -1,0 +1,135 @@
+"""What tests of compute places share: probes, worker processes, and twelve small tasks with programs whose verdicts are
+known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stitchcuda.compute.model import Job, Wanted
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.hardware.detect import detect
+from stitchcuda.program.model import Program
+from stitchcuda.task.model import Target, Task, TaskFacts
+
+CPU = Wanted(kind="cpu")
+PATIENCE = 240.0
+"""Seconds that anything may take on a machine with other work."""
+
+QUICK = EvaluationSettings(
+    correctness_seeds=1,
+    family_seconds=0,
+    warmup_calls=1,
+    held_outputs=1,
+    screen_calls=3,
+    screen_min_calls=3,
+    baselines=False,
+    trace_program=False,
+    static_rules=False,
+)
+
+FACTS = TaskFacts(
+    inputs=[],
+    outputs=[],
+    parameters=0,
+    stochastic=False,
+    seedable=False,
+    training=True,
+    mutates_state=False,
+    eager_seconds=0.001,
+)
+
+HEAD = "import torch\nfrom torch import nn\nfrom torch.nn import functional as F\n"
+TASK = """
+class {name}(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(24, 16)
+
+    def forward(self, x):
+        return {expression}
+"""
+INPUTS = """
+def get_inputs():
+    return [torch.randn(8, 24)]
+
+def get_init_inputs():
+    return []
+"""
+
+VERDICTS = {
+    "linear": ("self.layer(x)", "F.linear(x, self.layer.weight, self.layer.bias)", "correct"),
+    "relu": ("torch.relu(self.layer(x))", "self.layer(x).clamp_min(0)", "correct"),
+    "sigmoid": ("torch.sigmoid(self.layer(x))", "1 / (1 + torch.exp(-self.layer(x)))", "correct"),
+    "gelu": ("F.gelu(self.layer(x))", "F.gelu(self.layer(x)) * 1.01", "wrong_output"),
+    "square": ("self.layer(x) ** 2", "self.layer(x) * self.layer(x)", "correct"),
+    "sum": ("self.layer(x).sum(1)", "torch.einsum('ij->i', self.layer(x))", "correct"),
+    "softmax": ("self.layer(x).softmax(1)", "torch.exp(self.layer(x).log_softmax(1))", "correct"),
+    "mean": ("self.layer(x).mean(0)", "self.layer(x).mean(1)", "wrong_output"),
+    "norm": ("F.layer_norm(self.layer(x), (16,))", "F.layer_norm(self.layer(x), [16])", "correct"),
+    "silu": ("F.silu(self.layer(x))", "self.layer(x) * torch.sigmoid(self.layer(x))", "correct"),
+    "tanh": ("torch.tanh(self.layer(x))", "self.missing(x)", "crashed"),
+    "cumsum": ("self.layer(x).cumsum(1)", "torch.cumsum(self.layer(x), dim=1)", "correct"),
+}
+"""Twelve KernelBench-format tasks: what the reference computes, what the program does, and what is said of it."""
+
+
+def task_of(name: str) -> Task:
+    """One of the twelve."""
+    source = HEAD + TASK.format(name="Model", expression=VERDICTS[name][0]) + INPUTS
+    return Task(name=name, origin="test", source=source, target=Target(kind="cpu", arch="native"))
+
+
+def evaluation_of(name: str, **changes: Any) -> Job:
+    """A job that evaluates its program."""
+    program = Program(files={"program.py": HEAD + TASK.format(name="ModelNew", expression=VERDICTS[name][1])})
+    fields: dict[str, Any] = {
+        "kind": "evaluate",
+        "wanted": CPU,
+        "task": task_of(name),
+        "facts": FACTS,
+        "device": detect("cpu"),
+        "program": program,
+        "settings": QUICK,
+        "attempts": 20,
+    }
+    return Job(**(fields | changes))
+
+
+def probe(**changes: Any) -> Job:
+    """A job that shows that a worker answers."""
+    return Job(**({"kind": "probe", "wanted": CPU, "attempts": 20} | changes))
+
+
+def start_worker(spool: Path, cache: Path, *options: str, **streams: Any) -> subprocess.Popen[str]:
+    """A worker on a spool as a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "stitchcuda.cli.main",
+        "worker",
+        "--spool",
+        str(spool),
+        "--device",
+        "cpu",
+        *options,
+    ]
+    environment = os.environ | {"STITCHCUDA_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+    given: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | streams
+    return subprocess.Popen(command, env=environment, text=True, **given)
+
+
+def until(condition: Callable[[], Any], what: str) -> Any:
+    """Wait for a condition, and give what it says."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:g} s"
+        time.sleep(0.02)

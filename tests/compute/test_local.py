@@ -1,0 +1,115 @@
+"""This machine as a place: a lost process costs an attempt, a limit ends a job, and closing leaves nobody waiting."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.compute import open_compute
+from stitchcuda.compute.device_lock import device_lock
+from stitchcuda.compute.local import LocalCompute
+from stitchcuda.compute.model import Versions, Wanted
+from stitchcuda.errors import InfrastructureError
+from tests.compute.support import PATIENCE, probe, until
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCompute]:
+    with LocalCompute(cache=tmp_path_factory.mktemp("cache")) as compute:
+        yield compute
+
+
+def worker_pid(place: LocalCompute) -> int:
+    """The process that works now, once it does."""
+    lane = until(lambda: place._lanes.get("cpu"), "a lane")[0]
+    until(lambda: lane.busy is not None and lane.process is not None and lane.process.alive(), "a job's beginning")
+    return int(lane.process.pid)
+
+
+def test_a_job_whose_process_is_killed_is_done_by_the_next(place: LocalCompute) -> None:
+    future = place.submit(probe(pause_s=3))
+    os.kill(worker_pid(place), signal.SIGKILL)
+    outcome = future.result(PATIENCE)
+    assert outcome.ok
+    assert outcome.attempts == 2
+
+
+def test_a_job_that_takes_its_processes_with_it_ends_as_lost(place: LocalCompute) -> None:
+    future = place.submit(probe(pause_s=60, attempts=2))
+    first = worker_pid(place)
+    os.kill(first, signal.SIGKILL)
+    until(lambda: worker_pid(place) != first, "a second process")
+    os.kill(worker_pid(place), signal.SIGKILL)
+    outcome = future.result(PATIENCE)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "worker_lost"
+    assert "SIGKILL" in outcome.failure.message
+    assert "attempt 2 of 2" in outcome.failure.message
+
+
+def test_a_job_past_its_limit_is_ended_and_the_next_goes_on(place: LocalCompute) -> None:
+    outcome = place.submit(probe(pause_s=60, time_limit_s=0.3)).result(PATIENCE)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "time_limit"
+    assert place.submit(probe()).result(PATIENCE).ok
+
+
+def test_a_cancelled_job_never_begins(place: LocalCompute) -> None:
+    running = place.submit(probe(pause_s=2))
+    worker_pid(place)
+    waiting = place.submit(probe())
+    assert place.capacity().queued == 1
+    assert waiting.cancel()
+    assert running.result(PATIENCE).ok
+    until(lambda: place.capacity().queued == 0, "the queue's end")
+
+
+def test_a_job_of_another_version_is_refused_by_name(place: LocalCompute) -> None:
+    outcome = place.submit(probe(versions=Versions(stitchcuda="9.9.9"))).result(PATIENCE)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "version_mismatch"
+    assert "9.9.9" in outcome.failure.message
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0"), reason="this machine has a GPU")
+def test_a_device_that_is_not_here_is_said_to_be_missing(place: LocalCompute) -> None:
+    outcome = place.submit(probe(wanted=Wanted(kind="cuda"))).result(PATIENCE)
+    assert outcome.failure is not None
+    assert outcome.failure.reason == "no_device"
+
+
+def test_closing_ends_the_running_job_and_those_that_wait(tmp_path: Path) -> None:
+    with open_compute("local", cache=tmp_path) as place:
+        assert isinstance(place, LocalCompute)
+        running = place.submit(probe(pause_s=60))
+        waiting = place.submit(probe())
+        pid = worker_pid(place)
+    for future in (running, waiting):
+        failure = future.result(0).failure
+        assert failure is not None
+        assert failure.reason == "cancelled"
+    assert not os.path.exists(f"/proc/{pid}")
+    with pytest.raises(InfrastructureError, match="closed"):
+        place.submit(probe())
+
+
+def test_one_process_at_a_time_holds_a_device(tmp_path: Path) -> None:
+    inside: list[str] = []
+
+    def second() -> None:
+        with device_lock("cpu", tmp_path):
+            inside.append("second")
+
+    with device_lock("cpu", tmp_path):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(0.1)
+        inside.append("first")
+    thread.join(PATIENCE)
+    assert inside == ["first", "second"]

@@ -1,0 +1,186 @@
+"""A spool with real workers: whatever is killed, stopped or of another version, every job ends once and is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.compute.model import Versions
+from stitchcuda.compute.spool import SpoolCompute
+from stitchcuda.compute.spool_folder import Registered, SpoolFolder
+from stitchcuda.hardware.detect import detect
+from tests.compute.support import PATIENCE, evaluation_of, probe, start_worker, until
+
+BLOCKED = ("pydantic_ai", "openai", "anthropic", "google", "ray", "jinja2", "pypdf", "sentence_transformers", "pyarrow")
+"""Packages that a GPU node need not have."""
+
+
+def claims(spool: SpoolCompute) -> list[str]:
+    return [entry.worker for entry in spool.folder.listed("claimed")]
+
+
+def end(worker: subprocess.Popen[str], how: signal.Signals = signal.SIGTERM) -> int:
+    worker.send_signal(how)
+    return worker.wait(PATIENCE)
+
+
+def test_a_job_of_a_killed_worker_is_done_by_another(spool: SpoolCompute, tmp_path: Path) -> None:
+    first = start_worker(spool.folder.path, tmp_path)
+    future = spool.submit(probe(pause_s=2))
+    until(lambda: claims(spool), "a claim")
+    end(first, signal.SIGKILL)
+    second = start_worker(spool.folder.path, tmp_path, "--until-empty")
+    outcome = future.result(PATIENCE)
+    assert outcome.ok
+    assert outcome.attempts == 2
+    assert second.wait(PATIENCE) == 0
+
+
+def test_a_worker_that_is_asked_to_stop_puts_its_job_back_uncounted(spool: SpoolCompute, tmp_path: Path) -> None:
+    worker = start_worker(spool.folder.path, tmp_path)
+    spool.submit(probe(pause_s=600, id="long"))
+    until(lambda: claims(spool), "a claim")
+    assert end(worker) == 128 + signal.SIGTERM
+    assert [(entry.id, entry.attempt) for entry in spool.folder.listed("jobs")] == [("long", 1)]
+    assert claims(spool) == []
+    assert spool.folder.workers() == []
+
+
+def test_a_worker_that_slept_past_its_lease_drops_the_job(spool: SpoolCompute, tmp_path: Path) -> None:
+    worker = start_worker(spool.folder.path, tmp_path)
+    future = spool.submit(probe(pause_s=600, id="held"))
+    until(lambda: claims(spool), "a claim")
+    worker.send_signal(signal.SIGSTOP)
+    until(lambda: [entry.attempt for entry in spool.folder.listed("jobs")] == [2], "the end of the lease")
+    worker.send_signal(signal.SIGCONT)
+    # It comes back, finds its lease lost, ends the job's process and takes the next job: the same one.
+    until(lambda: [entry.attempt for entry in spool.folder.listed("claimed")] == [2], "a second claim")
+    assert future.cancel() or not future.done()
+    end(worker)
+
+
+def test_once_does_one_job_and_until_empty_the_rest(spool: SpoolCompute, tmp_path: Path) -> None:
+    futures = [spool.submit(probe(id=f"n{number}")) for number in range(3)]
+    once = start_worker(spool.folder.path, tmp_path, "--once", "--json", stdout=subprocess.PIPE)
+    assert json.loads(once.communicate(timeout=PATIENCE)[0])["done"] == 1
+    assert futures[0].result(PATIENCE).ok
+    rest = start_worker(spool.folder.path, tmp_path, "--until-empty", "--json", stdout=subprocess.PIPE)
+    assert json.loads(rest.communicate(timeout=PATIENCE)[0])["done"] == 2
+    assert all(future.result(PATIENCE).ok for future in futures)
+
+
+def test_a_worker_needs_torch_and_pydantic_and_no_model_or_retrieval_package(
+    spool: SpoolCompute, tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {BLOCKED!r}:\n"
+        "            raise ImportError(f'{name} is not on this machine')\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+    )
+    future = spool.submit(evaluation_of("relu", facts=None))
+    command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", "--spool", str(spool.folder.path), "--once"]
+    environment = os.environ | {"STITCHCUDA_CACHE": str(tmp_path), "PYTHONPATH": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, "--device", "cpu"], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    outcome = future.result(PATIENCE)
+    assert outcome.failure is None
+    assert outcome.evaluation is not None
+    assert outcome.evaluation.status == "correct"
+
+
+def test_an_orchestrator_that_comes_back_gets_what_was_done_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "spool"
+    with SpoolCompute(path, lease_s=4) as first:
+        futures = [first.submit(probe(id=f"n{number}")) for number in range(4)]
+    failure = futures[0].result(0).failure
+    assert failure is not None
+    assert failure.reason == "cancelled"
+    start_worker(path, tmp_path, "--once").wait(PATIENCE)
+    with SpoolCompute(path) as second:
+        again = [second.submit(probe(id=f"n{number}")) for number in range(5)]
+        assert len(second.folder.listed("jobs")) == 4, "a job that is there is not submitted again"
+        assert again[0].result(PATIENCE).ok
+        start_worker(path, tmp_path, "--until-empty").wait(PATIENCE)
+        assert all(future.result(PATIENCE).ok for future in again)
+    assert len(list(SpoolFolder(path).results())) == 5
+
+
+def test_a_job_that_failed_for_want_of_a_machine_is_tried_anew_when_it_is_submitted_anew(
+    spool: SpoolCompute, tmp_path: Path
+) -> None:
+    (spool.folder.path / "done" / "a.json").write_text("damaged")
+    assert not spool.submit(probe(id="b")).done()
+    future = spool.submit(probe(id="a"))
+    start_worker(spool.folder.path, tmp_path, "--until-empty").wait(PATIENCE)
+    assert future.result(PATIENCE).ok
+
+
+def test_a_damaged_job_ends_with_a_reason_and_the_worker_goes_on(spool: SpoolCompute, tmp_path: Path) -> None:
+    damaged, sound = spool.submit(probe(id="damaged")), spool.submit(probe(id="sound"))
+    entry = spool.folder.listed("jobs")[0]
+    os.truncate(spool.folder.path / "jobs" / entry.name, 40)
+    (spool.folder.path / "jobs" / "junk").mkdir()
+    assert start_worker(spool.folder.path, tmp_path, "--until-empty").wait(PATIENCE) == 0
+    assert sound.result(PATIENCE).ok
+    failure = damaged.result(PATIENCE).failure
+    assert failure is not None
+    assert failure.reason == "bad_job"
+    assert (spool.folder.path / "failed" / "junk").is_dir()
+
+
+def test_a_withdrawn_job_is_not_begun(spool: SpoolCompute) -> None:
+    future = spool.submit(probe())
+    assert future.cancel()
+    until(lambda: not spool.folder.listed("jobs"), "the withdrawal")
+
+
+def test_a_worker_leaves_jobs_of_another_version_alone_and_says_so(spool: SpoolCompute, tmp_path: Path) -> None:
+    spool.folder.submit(probe(versions=Versions(stitchcuda="9.9.0")))
+    worker = start_worker(spool.folder.path, tmp_path, "--until-empty", stderr=subprocess.PIPE)
+    _, said = worker.communicate(timeout=PATIENCE)
+    assert worker.returncode == 1
+    assert "another version" in said
+    assert len(spool.folder.listed("jobs")) == 1
+
+
+def test_an_orchestrator_refuses_when_all_workers_are_of_another_version(tmp_path: Path) -> None:
+    with SpoolCompute(tmp_path / "spool", lease_s=0.4) as spool:
+        foreign = Registered(
+            name="node1-cpu0",
+            host="node1",
+            pid=1,
+            device="any",
+            kind="cpu",
+            facts=detect("cpu"),
+            versions=Versions(stitchcuda="9.9.0"),
+        )
+        future = spool.submit(probe())
+        deadline = time.monotonic() + PATIENCE
+        while not future.done() and time.monotonic() < deadline:
+            spool.folder.register(foreign)
+            time.sleep(0.1)
+        failure = future.result(0).failure
+        assert failure is not None
+        assert failure.reason == "version_mismatch"
+        assert "node1-cpu0: 9.9.0" in failure.message
+        assert spool.folder.listed("jobs") == []
+
+
+@pytest.mark.parametrize("options", [[], ["--once", "--until-empty"], ["--device", "tpu"]])
+def test_wrong_use_is_told_in_a_sentence(spool: SpoolCompute, tmp_path: Path, options: list[str]) -> None:
+    where = ["--spool", str(spool.folder.path)] if options else []
+    command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", *where, *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
