@@ -43,6 +43,9 @@ from stitchcuda.task.model import Task
 SCHEMA = 1
 """Of what is kept; raise when equal programs must be measured anew."""
 
+LONG = 1 << 16
+"""Characters of a completion that is read in a thread."""
+
 T = TypeVar("T")
 
 
@@ -183,7 +186,9 @@ class RewardService:
     async def _score(self, item: Item, key: str) -> RewardOutcome:
         async with self._slots:
             try:
-                program = await asyncio.to_thread(read_completion, item)
+                # Short ones take a millisecond, less than going to a thread may take.
+                long = len(item.completion) > LONG
+                program = await asyncio.to_thread(read_completion, item) if long else read_completion(item)
             except ProgramError as error:
                 outcome: RewardOutcome = unreadable(item, error, self.settings.reward)
             else:
@@ -317,7 +322,7 @@ class RewardService:
 
         async def find() -> bytes:
             disk = self._disk if task.search_path is None else None  # a user's package may change under its task
-            kept = await asyncio.to_thread(disk.get, key) if disk is not None else None
+            kept = disk.get(key) if disk is not None else None
             if kept is None:
                 kept, durable = await work()
                 if not durable:

@@ -65,52 +65,63 @@ class Lru:
 class Disk:
     """Bytes by key in one SQLite file that several processes may use at once; at most about ``limit`` bytes of values.
 
-    Every write is whole or absent. ``remark`` gets one sentence when the file cannot be used; from then on nothing is
-    found and nothing kept.
+    Every write is whole or absent. ``remark`` gets a sentence when the file cannot be used; from then on nothing is
+    kept in it.
     """
 
     def __init__(self, path: Path, limit: int, remark: Callable[[str], None] = lambda text: None) -> None:
         self.path, self.limit, self.remark = path, limit, remark
-        self._lock = threading.Lock()
+        self._lock, self._reading = threading.Lock(), threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._read: set[str] = set()
         self._written = 0
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._connection = self._open()
+            self._reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            self._reader.execute("PRAGMA query_only=ON")
         except (OSError, sqlite3.Error) as error:
             self._give_up(error)
 
     def get(self, key: str) -> bytes | None:
-        """The value, or None."""
-        with self._lock:
-            if self._connection is None:
+        """The value, or None. Waits for no writer."""
+        with self._reading:
+            if self._reader is None:
                 return None
             try:
-                row = self._connection.execute("SELECT value, used FROM entry WHERE key = ?", (key,)).fetchone()
-                if row is None:
-                    return None
-                value, used = row
-                if time.time() - used > REFRESH_S:
-                    self._connection.execute("UPDATE entry SET used = ? WHERE key = ?", (time.time(), key))
+                row = self._reader.execute("SELECT value, used FROM entry WHERE key = ?", (key,)).fetchone()
             except sqlite3.Error as error:
-                self._give_up(error)
+                self._reader.close()
+                self._reader = None
+                self._remark(error)
                 return None
+        if row is None:
+            return None
+        value, used = row
+        if time.time() - used > REFRESH_S:
+            self._read.add(key)
         try:
             return zlib.decompress(value)
         except (zlib.error, TypeError):
             return None
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value; old ones go where there are too many."""
+        """Keep a value; old ones go where there are too many. May wait for another process that writes."""
         packed = zlib.compress(value, 1)
         with self._lock:
             if self._connection is None or len(packed) > self.limit:
                 return
+            now = time.time()
+            read, self._read = self._read, set()
             try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.executemany("UPDATE entry SET used = ? WHERE key = ?", [(now, name) for name in read])
                 self._connection.execute(
                     "INSERT OR REPLACE INTO entry (key, value, size, used) VALUES (?, ?, ?, ?)",
-                    (key, packed, len(packed), time.time()),
+                    (key, packed, len(packed), now),
                 )
+                self._connection.execute("COMMIT")
                 self._written += len(packed)
                 if self._written > self.limit * (1 - KEEP) / 2:
                     self._written = 0
@@ -134,10 +145,11 @@ class Disk:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        with self._lock, self._reading:
+            for connection in (self._connection, self._reader):
+                if connection is not None:
+                    connection.close()
+            self._connection = self._reader = None
 
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None, check_same_thread=False)
@@ -181,11 +193,15 @@ class Disk:
             raise
 
     def _give_up(self, error: Exception) -> None:
+        """Stop writing; what can be read stays readable."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+        self._remark(error)
+
+    def _remark(self, error: Exception) -> None:
         self.remark(
-            f"the cache {self.path} cannot be used ({error}); measurements are kept in memory only. "
+            f"the cache {self.path} cannot be used ({error}); new measurements are kept in memory only. "
             "Delete the file, or give it room"
         )
 
