@@ -197,7 +197,8 @@ def page(result: dict[str, object]) -> str:
         assert isinstance(run, dict)
         rows.append(
             f"| {name} | {run['scores']:,} | {run['scores_per_second']:,.0f} | {run['processor_ms']:.3f} | "
-            f"{run['median_ms']:.2f} | {run['p99_ms']:.2f} | {run['results_bytes'] / 2**20:.1f} | {run['grown_bytes'] / 2**20:.0f} |"
+            f"{run['median_ms']:.2f} | {run['p99_ms']:.2f} | "
+            f"{run['results_bytes'] / 2**20:.1f} | {run['grown_bytes'] / 2**20:.0f} |"
         )
     about = result["provenance"]
     assert isinstance(about, dict)
