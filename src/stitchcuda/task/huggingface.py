@@ -63,8 +63,12 @@ def offline(source: str, where: str) -> str:
         return source
     if importlib.util.find_spec("transformers") is None:
         raise ToolMissing(f"{where} is a model of Hugging Face's transformers; pip install transformers")
-    rewriter = _Offline(_constants(tree), where)
-    tree = rewriter.visit(tree)
+    return rewritten(tree, where)
+
+
+def rewritten(tree: ast.Module, where: str) -> str:
+    """The text of a source that builds its model from a configuration. Raises TaskError as ``offline`` does."""
+    tree = _Offline(_constants(tree), where).visit(tree)
     if "from_pretrained" in ast.unparse(tree):
         raise TaskError(
             f"{where} calls from_pretrained in a way that is not known, so it would download; expected "
@@ -101,7 +105,7 @@ def _given(name: str) -> tuple[str, dict[str, Any]] | None:
         try:
             settings = json.loads(path.read_text(encoding="utf-8"))
             kind = str(settings.pop("model_type"))
-        except (OSError, ValueError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise TaskError(f"{path} is no model's configuration: {error}") from None
         dropped = ("architectures", "transformers_version", "_name_or_path", "torch_dtype", "dtype", "auto_map")
         return kind, {key: value for key, value in settings.items() if key not in dropped}
