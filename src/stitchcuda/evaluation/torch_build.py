@@ -251,16 +251,23 @@ def _job(call: InlineCall, target: Target, headers: Headers) -> _Job:
         defines.append("-DSTITCH_CUDA")
     standard = "-std=c++17" if headers == "own" else _torch_standard()
     shared = (*defines, *(f"-I{path}" if headers == "own" else f"-isystem{path}" for path in include), standard)
+    torch_links = _torch_links(with_cuda) if headers == "torch" else ()
     cxx = replace(
         cxx,
         compile_flags=("-fPIC", "-w", *shared, *(("-O2",) if with_cuda else ()), *flags.cxx),
-        link_flags=(*_openmp_links(cxx, flags), *flags.libraries),
+        link_flags=(*_openmp_links(cxx, flags), *torch_links, *flags.libraries),
     )
     if cuda is not None:
         cuda = replace(
             cuda,
             compile_flags=(*_NVCC, *shared, *_gencode(flags, target.arch), *flags.cuda),
-            link_flags=(*_gencode(flags, target.arch), "-cudart", "static", *_cublas(parts, cuda), *flags.libraries),
+            link_flags=(
+                *_gencode(flags, target.arch),
+                *("-cudart", "static" if headers == "own" else "shared"),
+                *_cublas(parts, cuda),
+                *torch_links,
+                *flags.libraries,
+            ),
         )
     text = json.dumps([[unit.name, unit.text] for unit in parts])
     descriptions = (cxx.description, cuda.description if cuda else "")
@@ -302,14 +309,23 @@ def _cublas(parts: Iterable[Unit], cuda: Toolchain) -> tuple[str, ...]:
 def _includes(headers: Headers, cuda: Toolchain | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Folders of headers, and those that the compilers must be able to read beside their own."""
     python = sysconfig.get_paths()["include"]
-    mine = [str(HEADERS)]
+    mine, more = [str(HEADERS)], [str(HEADERS)]
     if headers == "torch":
         root = _torch_folder()
         mine = [f"{root}/include", f"{root}/include/torch/csrc/api/include"]
+        more = [f"{root}/include", f"{root}/lib"]
     toolkit: list[str] = []
     if cuda is not None:
         toolkit = [f"{root}/include" for root in cuda.roots if Path(root, "include", "cuda_runtime.h").exists()][:1]
-    return (*mine, *toolkit, python), (*mine[:1], python)
+    return (*mine, *toolkit, python), (*more, python)
+
+
+def _torch_links(with_cuda: bool) -> tuple[str, ...]:
+    """torch's own libraries, which a runner has loaded already."""
+    names = ("c10", "torch_cpu", "torch", "torch_python", *(("c10_cuda", "torch_cuda") if with_cuda else ()))
+    folder = Path(_torch_folder(), "lib")
+    there = [f"-l{name}" for name in names if (folder / f"lib{name}.so").is_file()]
+    return (f"-L{folder}", *there)
 
 
 def _torch_folder() -> str:

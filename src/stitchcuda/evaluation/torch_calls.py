@@ -13,6 +13,7 @@ from stitchcuda.evaluation.integrity.trees import parse, walk
 from stitchcuda.program.model import Program
 
 _FUNCTIONS = ("load_inline", "load")
+MODULE = "cpp_extension"
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,11 @@ def _calls(tree: ast.AST) -> Iterator[ast.Call]:
 
 
 def _imported(tree: ast.Module) -> dict[str, str]:
-    """Names in this file that stand for load_inline or load."""
-    names: dict[str, str] = {}
+    """Names in this file that stand for load_inline or load, or for their module."""
+    names: dict[str, str] = {"cpp_extension": MODULE}
     for node in walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.asname: MODULE for alias in node.names if alias.asname and alias.name.endswith(MODULE)}
         if isinstance(node, ast.ImportFrom) and (node.module or "").endswith("cpp_extension"):
             names |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in _FUNCTIONS}
     return names
@@ -76,8 +79,8 @@ def _called(call: ast.Call, names: dict[str, str]) -> str:
     if isinstance(call.func, ast.Name):
         return names.get(call.func.id, "")
     if isinstance(call.func, ast.Attribute):
-        holder = ast.unparse(call.func.value)
-        if call.func.attr == "load_inline" or (call.func.attr == "load" and holder.endswith("cpp_extension")):
+        holder = ast.unparse(call.func.value).rpartition(".")[2]
+        if call.func.attr == "load_inline" or (call.func.attr == "load" and names.get(holder) == MODULE):
             return call.func.attr
     return ""
 

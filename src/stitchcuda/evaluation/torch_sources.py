@@ -99,13 +99,11 @@ def units(wanted: Mapping[str, Any], name: str, *, own: bool) -> tuple[Unit, ...
 
 def _refuse(text: str) -> None:
     """What would compile, and not do the same."""
-    if _PARALLEL.search(text):
-        for match in _PARALLEL.finditer(text):
-            block = _block(text, match.end())
-            if _IN_PARALLEL.search(block) or any(
-                re.search(rf"(?<![\w.]){re.escape(variable)}\s*\[", block) for variable in _tensor_names(text)
-            ):
-                raise Refused("it uses tensors in threads of its own")
+    for match in _PARALLEL.finditer(text):
+        block = _block(text, match.end())
+        names = _tensor_names(text[max(0, text.rfind("\n}", 0, match.start())) : match.start()])
+        if _IN_PARALLEL.search(block) or any(re.search(rf"(?<![\w.]){re.escape(name)}\s*\[", block) for name in names):
+            raise Refused("it uses tensors in threads of its own")
     if re.search(r"\bTORCH_LIBRARY|\bSTABLE_TORCH_LIBRARY", text):
         raise Refused("it registers operators")
 

@@ -7,7 +7,9 @@
 namespace at {
 
 template <class T> struct DefaultPtrTraits { typedef T* PtrType; };
+#if defined(__CUDACC__)
 template <class T> struct RestrictPtrTraits { typedef T* __restrict__ PtrType; };
+#endif
 
 template <class T, size_t N, template <class U> class PtrTraits = DefaultPtrTraits, class index_t = int64_t>
 class TensorAccessor {

@@ -163,6 +163,7 @@ template <> struct From<at::TensorList> {
 
 // C++ to Python, for results.
 template <class T> Ref to_result(const T& v) { return to_python(v); }
+inline Ref to_result(const at::Tensor& v) { return Ref::borrow(v.defined() ? v.object() : Py_None); }
 template <class T> Ref to_result(const std::vector<T>& v) {
   Ref list = checked(PyList_New(Py_ssize_t(v.size())));
   for (size_t i = 0; i < v.size(); ++i) PyList_SET_ITEM(list.get(), Py_ssize_t(i), to_result(T(v[i])).release());

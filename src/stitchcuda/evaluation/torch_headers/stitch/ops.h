@@ -313,6 +313,27 @@ inline Tensor operator*(const Scalar& a, const Tensor& b) { return b.mul(a); }
 inline Tensor operator-(const Scalar& a, const Tensor& b) { return b.neg().add(a); }
 inline Tensor operator/(const Scalar& a, const Tensor& b) { return b.reciprocal().mul(a); }
 
+// No gradient is recorded while one lives.
+class NoGradGuard {
+ public:
+  NoGradGuard() : before_(call("is_grad_enabled", {}).get() == Py_True) { set(false); }
+  NoGradGuard(const NoGradGuard&) = delete;
+  NoGradGuard& operator=(const NoGradGuard&) = delete;
+  ~NoGradGuard() {
+    if (before_) set(true);
+  }
+
+ private:
+  static ::stitch::Ref call(const char* name, std::initializer_list<bool> value) {
+    ::stitch::need_lock();
+    ::stitch::Ref function = ::stitch::attribute(::stitch::attribute(::stitch::torch(), "_C").get(), name);
+    const ::stitch::Ref on = value.size() ? ::stitch::to_python(*value.begin()) : ::stitch::Ref();
+    return ::stitch::call(function.get(), &on, value.size());
+  }
+  static void set(bool on) { call("_set_grad_enabled", {on}); }
+  bool before_;
+};
+
 inline std::optional<Device> device_of(const Tensor& x) { return x.defined() ? std::optional<Device>(x.device()) : std::nullopt; }
 inline int64_t maybe_wrap_dim(int64_t dim, int64_t dims) {
   const int64_t n = dims ? dims : 1;

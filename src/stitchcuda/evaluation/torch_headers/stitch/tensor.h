@@ -265,7 +265,7 @@ class Tensor {
 
  private:
   ::stitch::Described* known() const {
-    if (C10_UNLIKELY(!p_)) throw Error("tensor does not have a device: it is undefined");
+    if (C10_UNLIKELY(!p_)) throw Error("an undefined tensor was used");
     return p_;
   }
   int64_t wrapped(int64_t d) const {
@@ -286,12 +286,13 @@ class Tensor {
 
 namespace stitch {
 
-inline Ref to_python(const at::Tensor& t) { return Ref::borrow(t.defined() ? t.object() : Py_None); }
+inline Ref to_python(const at::Tensor& t) { return Ref::borrow(t.object()); }
 inline Ref to_python(at::TensorList tensors) {
   Ref list = checked(PyList_New(Py_ssize_t(tensors.size())));
   for (size_t i = 0; i < tensors.size(); ++i) PyList_SET_ITEM(list.get(), Py_ssize_t(i), to_python(tensors[i]).release());
   return list;
 }
+inline Ref to_python(const std::optional<at::Tensor>& v) { return v && v->defined() ? to_python(*v) : Ref::borrow(Py_None); }
 template <class T> Ref to_python(const std::optional<T>& v) { return v ? to_python(*v) : Ref::borrow(Py_None); }
 template <class... A> Ref run_object(Function& f, std::initializer_list<Keyword> keywords, const A&... arguments) {
   PyObject* function = f.get();
