@@ -118,12 +118,37 @@ def told(entries: Sequence[Entry], folder: Path) -> Sweep:
     )
 
 
-def write_results(sweep: Sweep, folder: Path, **files: str) -> None:
-    """``results.json``, and further files by name: each whole or absent."""
-    data: Any = finite(sweep.model_dump(mode="json"))
+def write_results(sweep: Sweep, folder: Path, *, table: str, report: str) -> None:
+    """``results.json``, ``table.md`` and ``report.html``: each whole or absent."""
+    data: Any = finite(public(sweep).model_dump(mode="json"))
     write_whole(folder / RESULTS, (json.dumps(data, indent=1) + "\n").encode())
-    for name, text in files.items():
-        write_whole(folder / name.replace("_", "."), text.encode())
+    write_whole(folder / TABLE, table.encode())
+    write_whole(folder / REPORT, report.encode())
+
+
+def public(sweep: Sweep) -> Sweep:
+    """The sweep without this machine's paths, as it can be handed on; the journal keeps them."""
+    config = sweep.config
+
+    def last(path: str | None) -> str | None:
+        return Path(path).name if path else path
+
+    def named(task: str) -> str:
+        if task.startswith("kernelbench:"):
+            return task
+        below = Path(task)
+        return (
+            str(below.relative_to(config.folder))
+            if config.folder and below.is_relative_to(config.folder)
+            else below.name
+        )
+
+    items = [i.model_copy(update={"task": named(i.task), "program": last(i.program)}) for i in sweep.items]
+    records = [r.model_copy(update={"origin": named(r.origin)}) for r in sweep.records]
+    kept = {name: last(getattr(config, name)) for name in ("root", "folder", "programs")}
+    if config.compute.startswith("spool:"):
+        kept["compute"] = "spool"
+    return sweep.model_copy(update={"config": config.model_copy(update=kept), "items": items, "records": records})
 
 
 def load_results(path: Path) -> Sweep:

@@ -7,13 +7,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from stitchcuda.agents.budgets import BudgetName
+from stitchcuda.agents.schemes import Agents, Part
 from stitchcuda.errors import StitchError
 from stitchcuda.evaluation.model import Tier
 from stitchcuda.task.model import Precision
 from stitchcuda.workflow.config import RECIPES, RunConfig
-
-Agents = Literal["full", "coder-judge", "single"]
-Part = Literal["planner", "verifier", "profile", "knowledge", "recipes"]
 
 Ending = Literal[
     "correct",
@@ -45,15 +43,8 @@ class Arm(BaseModel):
         return self.agents + "".join(f" without {part}" for part in self.ablate)
 
     def settings(self) -> dict[str, Any]:
-        """Fields of a run's settings that make it so. Raises StitchError where runs do not know them."""
-        wanted: dict[str, Any] = {}
-        if self.agents != "full":
-            wanted["agents"] = self.agents
-        if self.ablate:
-            wanted["ablate"] = list(self.ablate)
-        for name in wanted.keys() - RunConfig.model_fields.keys():
-            raise StitchError(f"--{name} is not available in this version of stitchcuda; leave it out.")
-        return wanted
+        """Fields of a run's settings that make it so."""
+        return {"agents": self.agents, "ablate": list(self.ablate)}
 
 
 class SweepConfig(BaseModel):

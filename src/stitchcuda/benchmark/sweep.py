@@ -150,7 +150,7 @@ class _Running:
 
         sweep = told(self.log.entries, self.folder)
         with full_disk_is_an_error(self.folder):
-            write_results(sweep, self.folder, table_md=markdown(sweep), report_html=page(sweep))
+            write_results(sweep, self.folder, table=markdown(sweep), report=page(sweep))
         return sweep
 
     def _side_by_side(self, count: int) -> None:
@@ -205,6 +205,7 @@ class _Running:
 
     def _item(self, item: Item) -> None:
         self.log.add("item", {"item": item.id})
+        self.tell(f"{item.id}: begun")
         record: Record | None = None
         for turn in range(1, self.config.tries + 1):
             try:
@@ -222,6 +223,7 @@ class _Running:
         with self.guard:
             self.done += 1
             count = self.done
+            self.write()
         self.tell(f"[{count}/{len(self.sweep.items)}] {item.id}: {_sentence(record)}")
 
     def _once(self, item: Item) -> Record:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from stitchcuda.benchmark.folder import Sweep
+    from stitchcuda.benchmark.model import SweepConfig
 
 app = typer.Typer(no_args_is_help=True, help="Run a benchmark, resume, compare and show it; score programs of others.")
 
@@ -64,10 +65,18 @@ Drafts = Annotated[int | None, typer.Option(help="Drafts per idea.", rich_help_p
 ComputePlace = Annotated[
     str, typer.Option("--compute", help="local, spool:DIR or ray[:ADDRESS].", rich_help_panel="Search")
 ]
-Jobs = Annotated[int, typer.Option(help="Items at work at the same time.", rich_help_panel="Search")]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Items at work at the same time; default: one for each GPU, four with a model.",
+        rich_help_panel="Search",
+    ),
+]
 Out = Annotated[
     Path | None, typer.Option(help="The sweep's folder; default: a new one in sweeps/.", rich_help_panel="Output")
 ]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before paid work.", rich_help_panel="Budget")]
 Json = Annotated[bool, typer.Option("--json", help="Print the results object only.", rich_help_panel="Output")]
 
 
@@ -95,8 +104,9 @@ def kernelbench(
     beam: Beam = None,
     drafts: Drafts = None,
     compute: ComputePlace = "local",
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     out: Out = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Optimise tasks of KernelBench and print a table that says all it rests on.
@@ -130,9 +140,9 @@ def kernelbench(
         beam=beam,
         drafts=drafts,
         compute=compute,
-        jobs=jobs,
+        jobs=jobs or _usual_jobs(model, target),
     )
-    _run(config, out, f"kernelbench-{model}", as_json)
+    _run(config, out, f"kernelbench-{model}", as_json, yes)
 
 
 @app.command("folder")
@@ -156,8 +166,9 @@ def folder(
     beam: Beam = None,
     drafts: Drafts = None,
     compute: ComputePlace = "local",
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     out: Out = None,
+    yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Optimise all task files of a folder; subfolders are groups of the table."""
@@ -184,9 +195,9 @@ def folder(
         beam=beam,
         drafts=drafts,
         compute=compute,
-        jobs=jobs,
+        jobs=jobs or _usual_jobs(model, target),
     )
-    _run(config, out, f"{tasks.resolve().name}-{model}", as_json)
+    _run(config, out, f"{tasks.resolve().name}-{model}", as_json, yes)
 
 
 @app.command("score")
@@ -209,7 +220,7 @@ def score(
     precision: PrecisionClass = None,
     tier: TierName = "publish",
     compute: ComputePlace = "local",
-    jobs: Jobs = 1,
+    jobs: Jobs = None,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
@@ -228,7 +239,7 @@ def score(
         precision=precision,
         tier=tier,
         compute=compute,
-        jobs=jobs,
+        jobs=jobs or _usual_jobs("recipes", target),
     )
     _run(config, out, f"score-{programs.resolve().name}", as_json)
 
@@ -298,10 +309,50 @@ def compare(
             typer.echo(line)
 
 
-def _run(config: Any, out: Path | None, name: str, as_json: bool) -> None:
+def _usual_jobs(model: str, target: str) -> int:
+    """As many as keep the devices busy: a run with a model mostly waits for it."""
+    from stitchcuda.compute.devices import visible_gpus
+
+    gpus = len(visible_gpus()) if target != "cpu" else 0
+    return max(1, gpus) if model == "recipes" else max(4, 2 * gpus)
+
+
+def _agree_to_pay(config: SweepConfig, ask: bool) -> None:
+    """Say what a sweep may cost; ask when somebody is there to answer."""
+    import sys
+
+    from stitchcuda.agents.budgets import PRESETS
+    from stitchcuda.agents.llm import estimate
+    from stitchcuda.agents.lookup import REFERENCE_TOKENS
+    from stitchcuda.agents.settings import Limits, MindSettings
+    from stitchcuda.benchmark.suite import items_of
+
+    items = items_of(config)
+    run = config.run_config(items[0])
+    limits = run.limits()
+    budget = PRESETS[config.budget].model_copy(
+        update={"candidates": limits.iterations, "tokens": limits.tokens, "usd": limits.usd, "repairs": run.repairs}
+    )
+    cost = estimate(
+        config.model,
+        budget,
+        settings=MindSettings(),
+        limits=Limits(tokens=limits.tokens, usd=limits.usd),
+        reference_tokens=REFERENCE_TOKENS if config.knowledge else 0,
+    )
+    typer.echo(f"{len(items)} runs with {config.model}, each: {cost.sentence}", err=True)
+    if config.usd is not None:
+        typer.echo(f"The sweep begins no further request once ${config.usd:.2f} are used.", err=True)
+    if ask and sys.stdin.isatty() and not typer.confirm("Go on?", default=True, err=True):
+        raise typer.Exit(1)
+
+
+def _run(config: SweepConfig, out: Path | None, name: str, as_json: bool, yes: bool = True) -> None:
     """Start a sweep in its folder."""
     import datetime
 
+    if config.suite != "score" and config.model != "recipes":
+        _agree_to_pay(config, ask=not (yes or as_json))
     from stitchcuda.benchmark.sweep import start
     from stitchcuda.task.loader import safe_name
 
@@ -336,9 +387,10 @@ def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: 
 
 def _document(sweep: Sweep) -> dict[str, Any]:
     """The results with their summary."""
+    from stitchcuda.benchmark.folder import public
     from stitchcuda.benchmark.metrics import summarise
 
-    return sweep.model_dump(mode="json") | {"summary": summarise(sweep.records).model_dump(mode="json")}
+    return public(sweep).model_dump(mode="json") | {"summary": summarise(sweep.records).model_dump(mode="json")}
 
 
 def _print_json(data: Any) -> None:
