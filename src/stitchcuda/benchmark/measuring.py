@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Self
 from stitchcuda.benchmark.governor import Governor
 from stitchcuda.benchmark.model import SweepConfig
 from stitchcuda.evaluation.model import Evaluation, Tier, Timing
+from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
@@ -66,6 +67,8 @@ class Place:
 
     def __init__(self, config: SweepConfig, governor: Governor) -> None:
         self._config, self._governor = config, governor
+        wide = config.stock == "all"
+        self._settings = EvaluationSettings(max_autotune=True, channels_last=True) if wide else EvaluationSettings()
         self._stack = ExitStack()
         self._compute: Compute | None = None
 
@@ -89,9 +92,9 @@ class Place:
         """For one item, whose notes lie in ``folder``."""
         notes = Notes(folder / HELD)
         if self._compute is not None:
-            yield ComputeBench(NotedCompute(self._compute, self._governor, notes))
+            yield ComputeBench(NotedCompute(self._compute, self._governor, notes), self._settings)
         else:
-            with LocalBench(data_folder()) as bench:
+            with LocalBench(data_folder(), self._settings) as bench:
                 yield NotedBench(bench, self._governor, notes)
 
 

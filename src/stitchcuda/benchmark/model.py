@@ -80,6 +80,9 @@ class SweepConfig(BaseModel):
     beam: int | None = Field(default=None, ge=1, le=16, description="ideas kept alive")
     drafts: int | None = Field(default=None, ge=1, le=8, description="drafts per idea")
 
+    stock: Literal["usual", "all"] = Field(
+        default="usual", description="all: channels-last (images) and torch.compile's max-autotune are measured too"
+    )
     compute: str = Field(default="local", description="where evaluations run")
     jobs: int = Field(default=1, ge=1, le=256, description="items at work at the same time")
     tries: int = Field(default=2, ge=1, le=10, description="times that an item is tried when the machine fails")

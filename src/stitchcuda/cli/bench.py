@@ -65,6 +65,13 @@ Drafts = Annotated[int | None, typer.Option(help="Drafts per idea.", rich_help_p
 ComputePlace = Annotated[
     str, typer.Option("--compute", help="local, spool:DIR or ray[:ADDRESS].", rich_help_panel="Search")
 ]
+Stock = Annotated[
+    str,
+    typer.Option(
+        help="Stock options to compare with: usual, or all (channels-last, and max-autotune, which takes minutes).",
+        rich_help_panel="Tasks",
+    ),
+]
 Jobs = Annotated[
     int | None,
     typer.Option(
@@ -103,6 +110,7 @@ def kernelbench(
     tokens_per_minute: TokensPerMinute = None,
     beam: Beam = None,
     drafts: Drafts = None,
+    stock: Stock = "usual",
     compute: ComputePlace = "local",
     jobs: Jobs = None,
     out: Out = None,
@@ -139,6 +147,7 @@ def kernelbench(
         tokens_per_minute=tokens_per_minute,
         beam=beam,
         drafts=drafts,
+        stock=stock,
         compute=compute,
         jobs=jobs or _usual_jobs(model, target),
     )
@@ -165,6 +174,7 @@ def folder(
     tokens_per_minute: TokensPerMinute = None,
     beam: Beam = None,
     drafts: Drafts = None,
+    stock: Stock = "usual",
     compute: ComputePlace = "local",
     jobs: Jobs = None,
     out: Out = None,
@@ -194,6 +204,7 @@ def folder(
         tokens_per_minute=tokens_per_minute,
         beam=beam,
         drafts=drafts,
+        stock=stock,
         compute=compute,
         jobs=jobs or _usual_jobs(model, target),
     )
@@ -219,6 +230,7 @@ def score(
     target: Target = "auto",
     precision: PrecisionClass = None,
     tier: TierName = "publish",
+    stock: Stock = "usual",
     compute: ComputePlace = "local",
     jobs: Jobs = None,
     out: Out = None,
@@ -238,6 +250,7 @@ def score(
         target=target,
         precision=precision,
         tier=tier,
+        stock=stock,
         compute=compute,
         jobs=jobs or _usual_jobs("recipes", target),
     )

@@ -24,6 +24,7 @@ from stitchcuda.task.model import Task, TaskFacts
 if TYPE_CHECKING:
     from stitchcuda.compute.model import Compute, Job, Kind, Outcome, Wanted
     from stitchcuda.evaluation.evaluator import Evaluator
+    from stitchcuda.evaluation.settings import EvaluationSettings
 
 
 class Bench(Protocol):
@@ -57,8 +58,9 @@ class Bench(Protocol):
 class LocalBench:
     """This machine."""
 
-    def __init__(self, cache: Path) -> None:
+    def __init__(self, cache: Path, settings: EvaluationSettings | None = None) -> None:
         self.cache = cache
+        self.settings = settings
         self._stack = ExitStack()
         self._about: tuple[Task, TaskFacts, Device] | None = None
         self._evaluator: Evaluator | None = None
@@ -133,7 +135,9 @@ class LocalBench:
                     f"This run measured on '{device.name}', and this machine has '{here.name}': their times do not "
                     "compare. Resume it there, or start a new run here with --from its best program."
                 )
-            self._evaluator = self._stack.enter_context(Evaluator(task, facts, device, cache=self.cache))
+            self._evaluator = self._stack.enter_context(
+                Evaluator(task, facts, device, cache=self.cache, settings=self.settings)
+            )
         return self._evaluator
 
 
@@ -143,8 +147,9 @@ class ComputeBench:
     concurrent = True
     """Says so to the workflow, which otherwise lets one measure at a time."""
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Compute, settings: EvaluationSettings | None = None) -> None:
         self.compute = compute
+        self._settings = settings
         self._about: tuple[Task, TaskFacts, Device] | None = None
 
     def inspect(self, task: Task) -> TaskFacts:
@@ -195,7 +200,8 @@ class ComputeBench:
     def _job(self, kind: Kind, wanted: Wanted, **fields: Any) -> Job:
         from stitchcuda.compute.model import Job
 
-        return Job(kind=kind, wanted=wanted, **fields)
+        given = {"settings": self._settings} if self._settings is not None else {}
+        return Job(kind=kind, wanted=wanted, **given, **fields)
 
     def _wait(self, job: Job) -> Outcome:
         future = self.compute.submit(job)
