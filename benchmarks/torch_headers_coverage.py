@@ -132,16 +132,18 @@ def median(values: list[float]) -> float | None:
 def summary(texts: dict[str, str], own: dict[str, Any], torch: dict[str, Any]) -> dict[str, Any]:
     """Counts of one corpus."""
     tried = {key: own[key] for key in texts if key in own}
-    refused = [key for key, result in tried.items() if not result["ok"]]
+    broken = [key for key, result in tried.items() if "which cpp_sources does not declare" in result["why"]]
+    refused = [key for key, result in tried.items() if not result["ok"] and key not in broken]
     after = [torch[key] for key in refused if key in torch]
     reasons = Counter(_class(tried[key]["why"]) for key in refused)
     works = [key for key in refused if key in torch and torch[key]["ok"]]
-    fine = len(tried) - len(refused)
+    fine = len(tried) - len(refused) - len(broken)
     return {
         "programs": len(texts),
         "tried": len(tried),
+        "broken": len(broken),
         "own": fine,
-        "share": round(fine / len(tried), 4) if tried else None,
+        "share": round(fine / (len(tried) - len(broken)), 4) if len(tried) > len(broken) else None,
         "fallback_tried": len(after),
         "fallback_builds": len(works),
         "neither": len(after) - len(works),
@@ -174,7 +176,12 @@ def page(result: dict[str, Any]) -> str:
             f"{100 * each[key]:.1f} %" if each[key] is not None else ""
             for key in ("share", "share_of_those_that_build")
         ]
-        cells = [name, each["programs"], each["tried"], each["own"], shares[0], each["fallback_tried"]]
+        cells = [
+            name,
+            *(each[key] for key in ("programs", "tried", "broken", "own")),
+            shares[0],
+            each["fallback_tried"],
+        ]
         rows.append(" | ".join(["", *map(str, [*cells, each["fallback_builds"], shares[1]]), ""]).strip())
     names = [f"`{name}` {count}" for name, count in list(result["used"].items())[:60]]
     origin = result["provenance"]
@@ -186,6 +193,9 @@ def page(result: dict[str, Any]) -> str:
             f"{origin['cores']} cores.",
             "",
             *rows,
+            "",
+            "Broken: a name in `functions` that the C++ sources do not mention, which no headers can build; left out",
+            "of the share. The rest of what our headers refuse is built against PyTorch's, where that was tried.",
             "",
             "What they use of PyTorch's C++ interface, in programs: " + ", ".join(names) + ".",
             "",
@@ -227,6 +237,7 @@ def main() -> None:
     measure(work, "own", options.all_state["own"], options)
     own, torch = options.all_state["own"], options.all_state["torch"]
     refused = [(key, text) for key, text in work if key in own and not own[key]["ok"]]
+    refused = [(key, text) for key, text in refused if "which cpp_sources does not declare" not in own[key]["why"]]
     count = len(refused) if options.fallback == "all" else int(options.fallback)
     measure(refused[:count], "torch", torch, options)
     names = Counter(name for _, text in work for name in used(text))

@@ -365,6 +365,13 @@ def test_the_confined_runner_uses_the_library(judge: Judge, case: Case) -> None:
     assert evaluation.seconds["load"] < 10
 
 
+def test_a_function_that_is_not_declared_is_said_at_once(tmp_path: Path) -> None:
+    program = inline("'f', '', 'torch::Tensor f(torch::Tensor x) { return x; }', functions=['f']")
+    result = build(program, CUDA, cache=tmp_path)
+    assert "functions names f, which cpp_sources does not declare" in result.log
+    assert result.seconds < 5
+
+
 def test_a_call_that_is_known_only_at_run_time_is_left_to_the_runner(tmp_path: Path) -> None:
     program = inline("name='x', cpp_sources=open('x.cpp').read(), functions=['f']")
     (extension,) = built(program, tmp_path).each

@@ -33,7 +33,7 @@ from stitchcuda.evaluation.integrity import binary
 from stitchcuda.evaluation.library import Making, Report
 from stitchcuda.evaluation.torch_calls import InlineCall, inline_calls
 from stitchcuda.evaluation.torch_flags import FlagRefused, Flags, checked_flags
-from stitchcuda.evaluation.torch_sources import Refused, Unit, units
+from stitchcuda.evaluation.torch_sources import Broken, Refused, Unit, units
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
 
@@ -161,6 +161,8 @@ def _extension(
     for kind in headers:
         try:
             job = _job(call, target, kind)
+        except Broken as reason:
+            return Extension(call, error=str(reason), cached=True)
         except (Refused, FlagRefused, ToolMissing) as refusal:
             why, error = why or str(refusal), ""
             continue
@@ -233,7 +235,7 @@ class _Job:
 
 
 def _job(call: InlineCall, target: Target, headers: Headers) -> _Job:
-    """What to do for a call. Raises Refused, FlagRefused, or ToolMissing."""
+    """What to do for a call. Raises Broken, Refused, FlagRefused, or ToolMissing."""
     wanted = call.request
     assert wanted is not None
     with_cuda = bool(wanted["with_cuda"])
@@ -254,7 +256,7 @@ def _job(call: InlineCall, target: Target, headers: Headers) -> _Job:
     torch_links = _torch_links(with_cuda) if headers == "torch" else ()
     cxx = replace(
         cxx,
-        compile_flags=("-fPIC", "-w", *shared, *(("-O2",) if with_cuda else ()), *flags.cxx),
+        compile_flags=("-fPIC", "-w", *shared, *(("-O1",) if with_cuda else ()), *flags.cxx),
         link_flags=(*_openmp_links(cxx, flags), *torch_links, *flags.libraries),
     )
     if cuda is not None:

@@ -12,7 +12,11 @@ from stitchcuda.evaluation import torch_inline
 
 
 class Refused(Exception):
-    """Our headers are not tried, for this reason."""
+    """These headers are not tried, for this reason."""
+
+
+class Broken(Exception):
+    """The call builds with no headers at all, for this reason."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ _IN_PARALLEL = re.compile(r"\b(torch|at)\s*::\s*(?!Half|BFloat16|kFloat|ScalarTy
 
 def units(wanted: Mapping[str, Any], name: str, *, own: bool) -> tuple[Unit, ...]:
     """The files that load_inline would write for a request (see ``torch_inline.request``) called ``name``; ``own``: for
-    our headers. Raises Refused."""
+    our headers. Raises Refused and Broken."""
     cpp, cuda = "\n".join(wanted["cpp"]), "\n".join(wanted["cuda"])
     functions = wanted["functions"]
     module = re.search(r"\bPYBIND11_MODULE\s*\(\s*(\w+)", f"{cpp}\n{cuda}")
@@ -73,6 +77,9 @@ def units(wanted: Mapping[str, Any], name: str, *, own: bool) -> tuple[Unit, ...
         raise Refused("nothing defines its Python module")
     if module is not None and module[1] not in ("TORCH_EXTENSION_NAME", name):
         raise Refused(f"its module is called {module[1]}, not {name}")
+    for function in functions or ():
+        if not re.search(rf"\b{re.escape(function.rpartition('::')[2])}\b", cpp):
+            raise Broken(f"functions names {function}, which cpp_sources does not declare; declare it there")
     if own:
         _refuse(f"{cpp}\n{cuda}")
     implicit = not wanted["no_implicit_headers"]
