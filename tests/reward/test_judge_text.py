@@ -225,6 +225,18 @@ def test_what_cannot_be_parsed_is_not_shown_in_part(text: str) -> None:
         view(program(text), task().source)
 
 
+def test_of_files_that_are_no_code_only_the_number_is_told() -> None:
+    written = program(**{"weights.txt": PLEA, "notes.json": ANSWER, "give_five.md": PLEA})
+    shown = view(written, task().source).files[-1]
+    assert shown.text == "3 that hold neither Python nor C++, not shown"
+    assert WORDS.search(sent(written)) is None
+
+
+def test_code_is_shown_under_whatever_name_it_is_included() -> None:
+    hidden = program(native=NATIVE.replace("rows.h", "parts/rows.txt"), header="", **{"parts/rows.txt": HEADER})
+    assert "inline float v" in sent(hidden)
+
+
 def test_a_program_that_is_too_long_is_not_shown_in_part() -> None:
     with pytest.raises(CannotBeShown, match="at most"):
         view(program(PYTHON + "x = torch.abs(x)\n" * (LIMIT // 10)), task().source)

@@ -5,6 +5,7 @@ What its author says is nowhere in it: not in comments, strings, names of things
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from stitchcuda.program.model import ENTRY, MANIFEST, Manifest, Program
@@ -15,6 +16,9 @@ from stitchcuda.reward.judge_python import CannotBeShown, python_text
 LIMIT = 60_000
 """Characters of neutral text; a program with more is not shown in part, for the part that is left out could matter."""
 _CUDA = ("cu", "cuh")
+_INCLUDED = re.compile(r'#[ \t]*include[ \t]*"(?:[^"\n]*/)?([^"/\n]+)"')
+"""The last part of an own file's name that another one includes: such a file is code, whatever it is called."""
+_NATIVE = (*_CUDA, "c", "cc", "cpp", "cxx", "h", "hh", "hpp", "hxx", "inl")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,13 @@ def view(program: Program, reference: str) -> View:
     names = Names(known)
     files: list[Shown] = []
     python = [path for path in program.files if path.endswith(".py")]
-    native = [path for path in program.files if not path.endswith(".py") and path != MANIFEST]
+    taken_in = {name for text in program.files.values() for name in _INCLUDED.findall(text)}
+    native = [
+        path
+        for path in program.files
+        if _suffix(path) in _NATIVE or (path not in python and path.rpartition("/")[2] in taken_in)
+    ]
+    others = [path for path in program.files if path not in python and path not in native and path != MANIFEST]
     for path in [ENTRY, *sorted((p for p in python if p != ENTRY), key=lambda p: _python_key(program.files[p], known))]:
         if path not in program.files:
             raise CannotBeShown(f"there is no {ENTRY}")
@@ -53,6 +63,8 @@ def view(program: Program, reference: str) -> View:
         files.append(Shown("CUDA" if language == "cuda" else "C++", language, native_text(program.files[path], names)))
     if program.manifest is not None:
         files.append(Shown("what the native sources offer to Python", "", _offered(program.manifest, names)))
+    if others:
+        files.append(Shown("other files", "", f"{len(others)} that hold neither Python nor C++, not shown"))
     if (size := sum(len(file.text) for file in files)) > LIMIT:
         raise CannotBeShown(f"it has {size:,} characters without comments; at most {LIMIT:,} are shown")
     return View(files, names)
