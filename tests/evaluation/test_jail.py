@@ -60,15 +60,23 @@ def test_limits_hold_and_codes_come_through(tmp_path: Path) -> None:
 
 @needs_jail
 def test_everything_ends_with_whoever_started_it(tmp_path: Path) -> None:
-    command = jail().command(["/bin/sh", "-c", "sleep 61.25 & sleep 61.25"], work=tmp_path, cwd=tmp_path, roots=())
+    own = f"sleep 61.{os.getpid()}"
+    command = jail().command(["/bin/sh", "-c", f"{own} & {own}"], work=tmp_path, cwd=tmp_path, roots=())
     process = subprocess.Popen(command, start_new_session=True)
-    time.sleep(1.0)
+    assert _within_half_a_minute(own, True)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline and _running("sleep 61.25"):
+    assert _within_half_a_minute(own, False)
+
+
+def _within_half_a_minute(words: str, wanted: bool) -> bool:
+    """Whether a process of that name runs, or does not, soon."""
+    deadline = time.monotonic() + 30
+    while _running(words) is not wanted:
+        if time.monotonic() > deadline:
+            return False
         time.sleep(0.05)
-    assert not _running("sleep 61.25")
+    return True
 
 
 def _running(words: str) -> bool:

@@ -45,12 +45,24 @@ def test_killing_a_tree_reaches_those_that_left_the_group() -> None:
     sandbox.kill_tree(process.pid)
     process.wait()
     process.stdout.close()
-    for _ in range(100):
-        stat = Path(f"/proc/{child}/stat")
-        if not stat.exists() or stat.read_text().split()[2] == "Z":
-            return
+    assert ended([child])
+
+
+def ended(processes: list[int]) -> bool:
+    """Whether none of them runs any more, or none does within half a minute: a busy machine takes its time."""
+    until = time.monotonic() + 30
+    while any(_runs(pid) for pid in processes):
+        if time.monotonic() > until:
+            return False
         time.sleep(0.01)
-    raise AssertionError("the child still runs")
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def start(name: str = "eager") -> RunnerClient:
@@ -66,9 +78,9 @@ def test_a_runner_ends_with_its_supervisor(name: str) -> None:
     assert len(members) == 3
     os.close(runner.leash_fd)
     runner.leash_fd = os.open(os.devnull, os.O_RDONLY)
-    assert runner.process.wait(timeout=10) != 0
+    assert runner.process.wait(timeout=60) != 0
     runner.close()
-    assert not any(os.path.exists(f"/proc/{pid}") for pid in members)
+    assert ended(members)
     assert not runner.workdir.exists()
 
 
