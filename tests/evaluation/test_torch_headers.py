@@ -405,6 +405,33 @@ c = extension.load(name="c", sources=["c.cpp"])
     assert (second["cuda"], second["with_cuda"]) == (["x\ny"], True)
 
 
+def test_sources_are_known_where_their_names_mean_several_things() -> None:
+    text = """
+from torch.utils.cpp_extension import load_inline
+
+class First:
+    def __init__(self):
+        source = "first"
+        self.ext = load_inline("a", [source], functions=["f"])
+
+class Second:
+    def __init__(self):
+        source = "second"
+        self.source = source + "!"
+        self.kernel = "kernel"
+        self.ext = load_inline("b", source, cuda_sources=self.kernel, functions=["f"])
+
+def third(source):
+    return load_inline("c", source)
+"""
+    calls = inline_calls(Program(files={"program.py": text}))
+    assert [call.request and (call.request["cpp"], call.request["cuda"]) for call in calls] == [
+        (["first"], []),
+        (["second"], ["kernel"]),
+        None,
+    ]
+
+
 @pytest.mark.parametrize(
     ("flags", "refused"),
     [

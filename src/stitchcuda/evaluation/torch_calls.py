@@ -42,8 +42,8 @@ def inline_calls(program: Program) -> list[InlineCall]:
         calls = [call for call in _calls(tree) if _called(call, names)]
         if not calls:
             continue
-        guarded = _guarded(tree)
-        found += [_read(path, call, folder, id(call) in guarded, _called(call, names)) for call in calls]
+        guarded, known = _guarded(tree), _Known(tree, folder)
+        found += [_read(path, call, known, id(call) in guarded, _called(call, names)) for call in calls]
     return found
 
 
@@ -85,7 +85,7 @@ def _called(call: ast.Call, names: dict[str, str]) -> str:
     return ""
 
 
-def _read(path: str, call: ast.Call, folder: Folder, guarded: bool, function: str) -> InlineCall:
+def _read(path: str, call: ast.Call, values: _Known, guarded: bool, function: str) -> InlineCall:
     def unknown(problem: str) -> InlineCall:
         return InlineCall(path, call.lineno, name, None, problem, guarded)
 
@@ -105,7 +105,7 @@ def _read(path: str, call: ast.Call, folder: Folder, guarded: bool, function: st
     for key, node in nodes.items():
         if key in torch_inline.WITHOUT_EFFECT and key != "name":
             continue
-        known, value = _value(node, folder)
+        known, value = values.value(node, call)
         if not known and key != "name":
             return unknown(f"{key} is put together at run time")
         arguments[key] = value
@@ -118,15 +118,50 @@ def _read(path: str, call: ast.Call, folder: Folder, guarded: bool, function: st
     )
 
 
-def _value(node: ast.expr, folder: Folder) -> tuple[bool, Any]:
-    """Whether an argument is known, and what it is: None, or a string, number, list of these or dictionary of names."""
-    if isinstance(node, ast.Constant) and node.value is None:
-        return True, None
-    if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
-        keys = [folder.text(key) for key in node.keys if key is not None]
-        values = [folder.text(value) for value in node.values]
-        return None not in (*keys, *values), dict(zip(keys, values, strict=True))
-    folded = folder.fold(node)
-    if folded is None or folded.partial:
-        return False, None
-    return True, list(folded.value) if isinstance(folded.value, tuple) else folded.value
+class _Known:
+    """What arguments are, as far as the file says it."""
+
+    def __init__(self, tree: ast.Module, folder: Folder) -> None:
+        self.tree, self.folder = tree, folder
+        self.functions = [node for node in walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+    def value(self, node: ast.expr, call: ast.Call) -> tuple[bool, Any]:
+        """Whether an argument of a call is known, and what it is: None, or a string, number, list of these or
+        dictionary of names."""
+        if isinstance(node, ast.Constant) and node.value is None:
+            return True, None
+        if isinstance(node, ast.Dict) and all(key is not None for key in node.keys):
+            keys = [self.folder.text(key) for key in node.keys if key is not None]
+            values = [self.folder.text(value) for value in node.values]
+            return None not in (*keys, *values), dict(zip(keys, values, strict=True))
+        folded = self.folder.fold(node)
+        if folded is None or folded.partial:
+            if isinstance(node, ast.List | ast.Tuple):
+                items = [self.value(item, call) for item in node.elts]
+                return all(known for known, _ in items), [item for _, item in items]
+            source = self.assigned(node, call)
+            return self.value(source, call) if source is not None else (False, None)
+        return True, list(folded.value) if isinstance(folded.value, tuple) else folded.value
+
+    def assigned(self, node: ast.expr, call: ast.Call) -> ast.expr | None:
+        """The one value that a name has around a call although other functions use the name too, or that an attribute
+        such as ``self.source`` has. A wrong guess does no harm: the runner compares what the call is really given."""
+        if not isinstance(node, ast.Name | ast.Attribute):
+            return None
+        text = ast.unparse(node)
+        around = [each for each in self.functions if each.lineno <= call.lineno <= (each.end_lineno or 0)]
+        scopes: list[ast.AST] = [*sorted(around, key=lambda each: -each.lineno), self.tree]
+        for scope in scopes if isinstance(node, ast.Name) else [self.tree]:
+            inner = {id(part) for each in self.functions if scope is self.tree for part in walk(each)}
+            found = [
+                each.value
+                for each in walk(scope)
+                if isinstance(each, ast.Assign)
+                and [ast.unparse(target) for target in each.targets] == [text]
+                and (isinstance(node, ast.Attribute) or id(each) not in inner)
+            ]
+            if len(found) == 1 and found[0] is not node:
+                return found[0]
+            if found:
+                return None
+        return None
