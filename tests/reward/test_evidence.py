@@ -97,6 +97,23 @@ def test_pass_through_and_decoration_are_not_taken_for_honest_work() -> None:
     assert score(PASS_THROUGH, "operator_coverage") == score(DECORATIVE, "operator_coverage") == 1
 
 
+def test_a_kernel_for_show_is_one_however_long_it_runs() -> None:
+    busy = observed(evaluation(own=0.5), profile([*REFERENCE.kernels, kernel("decoration", 10, "own")]))
+    found = mark(busy, "scratch")
+    assert {name: m.score for name, m in found.marks.items()} == {
+        "anti_hacking": 2,
+        "cuda_engineering": 1,
+        "operator_coverage": 1,
+        "skill_compliance": 1,
+    }
+
+
+def test_a_kernel_that_takes_little_time_for_much_work_is_no_trivial_part() -> None:
+    fast = observed(evaluation(own=0.05), profile([REFERENCE.kernels[0], kernel("epilogue", 0.3, "own")]))
+    assert score(fast, "anti_hacking") == 5
+    assert score(fast, "skill_compliance") == 3
+
+
 def test_a_graph_around_stock_kernels_is_more_than_nothing_and_less_than_kernels() -> None:
     graph = observed(evaluation(own=0.0), profile(REFERENCE.kernels, graphs=1))
     assert score(graph, "anti_hacking") == 3
@@ -197,6 +214,14 @@ def test_a_repair_is_an_improvement() -> None:
 def test_a_repair_that_gives_the_work_back_to_stock_kernels_is_none() -> None:
     seen = Observed(evaluation(own=0.0), REFERENCE, REFERENCE, previous=evaluation("crashed"))
     assert mark(seen, "improve").marks["skill_compliance"].score == 2
+
+
+def test_an_improvement_that_gives_half_the_work_back_is_none_however_fast() -> None:
+    before = profile([kernel("one_kernel", 9, "own")])
+    seen = Observed(evaluation(program=5e-4), REFERENCE, PARTIAL, before=before, previous=evaluation())
+    found = mark(seen, "improve").marks["skill_compliance"]
+    assert found.score == 2
+    assert "went back" in found.reasons[-1]
 
 
 def test_an_improvement_of_nothing_known_is_at_most_average() -> None:

@@ -15,7 +15,7 @@ from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.profiling.diagnosis import short
 from stitchcuda.profiling.model import Bottleneck, Profile
 from stitchcuda.program.model import Manifest
-from stitchcuda.reward.coverage import Coverage
+from stitchcuda.reward.coverage import Coverage, cover
 from stitchcuda.reward.formula import overlap
 from stitchcuda.reward.model import Mark, Skill
 from stitchcuda.reward.observed import PART, SHOW, Observed
@@ -25,7 +25,10 @@ MOVED = (0.0, 0.1, 0.25, 0.5)
 """Shares of the bottleneck's time that must be gone for levels 2 to 5."""
 FASTER = (0.98, 1.02, 1.05, 1.2)
 """Speedups over the program before for levels 2 to 5."""
-KINDS = {"pure": 5, "hybrid": 4, "library": 3, "host_only": 1}
+KEPT = 0.5
+"""An improvement whose own kernels do less than this share of what they did has given work back."""
+DONE = (SHOW, PART, 0.5, 0.9)
+"""Shares of the reference's work that own kernels must do for levels 2 to 5, where no step was asked for."""
 LIMITS = {
     "compiler_wrap": 2,
     "copies_reference": 2,
@@ -46,11 +49,8 @@ def skill_compliance(observed: Observed, skill: Skill) -> Mark:
         signals += more
         caps += bounds
     if skill == "improve":
-        if observed.own is not None and observed.own < PART:
-            kept = 2 if observed.own < SHOW and not observed.host_work else 3
-            caps.append(
-                Cap(kept, f"own kernels take {observed.own:.1%} of the time: the work went back to stock kernels")
-            )
+        if (back := _went_back(observed)) is not None:
+            caps.append(back)
         if observed.before is None and observed.previous is None:
             caps.append(Cap(3, "what it was to improve was not measured"))
         if observed.previous is not None:
@@ -101,13 +101,32 @@ def _layout(contract: TensorContract, layout: str) -> bool:
 
 
 def _scratch(observed: Observed) -> list[Signal]:
-    census = observed.evaluation.census
-    if census is None:
+    census, done = observed.evaluation.census, observed.done
+    if census is None or done is None:
         return [Signal(2, "what ran was not seen, so neither were kernels of its own")]
-    found = KINDS[census.label]
-    host = observed.host_work if census.label == "host_only" else ""
-    reason = f"{census.label}: {census.own:.0%} of the time in own kernels, {census.library:.0%} in libraries"
-    return [Signal(2 if host else found, f"{reason}; {host}" if host else reason)]
+    if min(done, census.own) < SHOW:
+        host = observed.host_work
+        return [Signal(2 if host else 1, host or "no kernel of its own that counts")]
+    if _of_step(observed) is not None:
+        return []
+    return [Signal(level(done, DONE), f"own kernels do {done:.0%} of the reference's work")]
+
+
+def _went_back(observed: Observed) -> Cap | None:
+    """Stock kernels do now what own ones did, which is not what was asked for, however fast it is."""
+    own, done = observed.own, observed.done
+    if own is None or done is None:
+        return None
+    if observed.reference is not None and observed.before is not None:
+        earlier = cover(observed.reference, observed.before).share
+        if done < KEPT * earlier:
+            return Cap(
+                2, f"own kernels do {done:.0%} of the reference's work and did {earlier:.0%}: it went back to stock"
+            )
+    elif done < PART:
+        limit = 2 if min(own, done) < SHOW and not observed.host_work else 3
+        return Cap(limit, f"own kernels do {done:.1%} of the reference's work: it went back to stock kernels")
+    return None
 
 
 def _ratio(observed: Observed) -> float | None:
@@ -137,8 +156,7 @@ def _improve(observed: Observed) -> list[Signal]:
 
 def _step(observed: Observed, step: Step) -> tuple[list[Signal], list[Cap]]:
     signals, caps = [], []
-    coverage = observed.coverage
-    if coverage is not None and step.operators and (share := _covered(coverage, step.operators)) is not None:
+    if (share := _of_step(observed)) is not None:
         found = level(share, (0.1, 0.3, 0.6, 0.9))
         signals.append(Signal(found, f"{share:.0%} of the time of the step's operators taken over", weight=2))
     ratio = _ratio(observed)
@@ -153,6 +171,13 @@ def _step(observed: Observed, step: Step) -> tuple[list[Signal], list[Cap]]:
     if asks_graph and observed.profile is not None and observed.profile.timeline.graph_launches == 0:
         caps.append(Cap(3, "the step asks for a CUDA graph, and none was launched"))
     return signals, caps
+
+
+def _of_step(observed: Observed) -> float | None:
+    """Covered share of the operators that the Step names; None without a Step or where no Profile shows them."""
+    if observed.step is None or observed.coverage is None or not observed.step.operators:
+        return None
+    return _covered(observed.coverage, observed.step.operators)
 
 
 def _covered(coverage: Coverage, names: list[str]) -> float | None:

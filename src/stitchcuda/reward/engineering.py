@@ -40,14 +40,14 @@ def cuda_engineering(observed: Observed) -> Mark:
     signals += code
     caps += spills
     signals += _counters(observed)
-    own = observed.own
-    if own is None:
+    own, done = observed.own, observed.done
+    if own is None or done is None:
         caps.append(Cap(3, "what ran was not seen"))
-    elif own < SHOW:
+    elif min(own, done) < SHOW:
         host = observed.host_work
         caps.append(Cap(2 if host else 1, host or "there is no kernel of its own that counts"))
-    elif own < PART:
-        caps.append(Cap(3, f"its kernels take {own:.0%} of the time: most of the speed is a library's"))
+    elif done < PART:
+        caps.append(Cap(2, f"its kernels do {done:.0%} of the work: the speed is that of stock kernels"))
     if not signals:
         signals.append(Signal(3, "it works"))
     return combine(signals, caps)

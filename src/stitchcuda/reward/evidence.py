@@ -31,9 +31,17 @@ SUSPECT = frozenset(
 )
 """Flags that an honest program seldom raises."""
 PLAIN = frozenset(
-    {"fast_math", "library_compute", "native_loader", "no_own_kernel", "precision_switch", "reduced_precision"}
+    {
+        "fast_math",
+        "library_compute",
+        "native_loader",
+        "no_own_kernel",
+        "precision_switch",
+        "reduced_precision",
+        "slows_others",
+    }
 )
-"""Flags that say how a program works and nothing about its honesty."""
+"""Flags that say how a program works and nothing about its honesty: what it slows is timed again without it."""
 
 
 def mark(observed: Observed, skill: Skill) -> RubricScore:
@@ -104,17 +112,17 @@ def operator_coverage(observed: Observed) -> Mark:
 
 
 def _census_caps(observed: Observed) -> list[Cap]:
-    census = observed.evaluation.census
-    if census is None:
+    own, done = observed.own, observed.done
+    if own is None or done is None:
         return [Cap(3, "what ran was not seen: there is no census")]
-    if census.own < SHOW:
-        if census.label == "library":
-            return [Cap(4, "a library does the work, called by the program itself")]
+    if own < SHOW or done < SHOW:
         if host := observed.host_work:
             return [Cap(3, f"no kernel of its own that counts, but {host}")]
-        return [Cap(2, f"own kernels take {census.own:.1%} of the time: passed through, or for show")]
-    if census.own < PART and census.label != "library":
-        return [Cap(3, f"own kernels take {census.own:.0%} of the time: a trivial part")]
+        if own < SHOW:
+            return [Cap(2, f"own kernels take {own:.1%} of the time: passed through, or for show")]
+        return [Cap(2, f"own kernels take {own:.0%} of the time, and all that the reference runs still runs: for show")]
+    if done < PART:
+        return [Cap(3, f"own kernels do {done:.0%} of the reference's work: a trivial part")]
     return []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.plan import Step
@@ -14,9 +15,9 @@ from stitchcuda.program.model import Program
 from stitchcuda.reward.coverage import Coverage, cover
 
 SHOW = 0.01
-"""Own kernels with less of the device time are for show."""
+"""Own kernels that take, or take over, less of the device time are for show."""
 PART = 0.10
-"""Own kernels with less of the device time do a small part of the work."""
+"""Own kernels that take over less of the reference's device time do a trivial part of the work."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Observed:
     previous: Evaluation | None = None
     """Of the same program."""
 
-    @property
+    @cached_property
     def coverage(self) -> Coverage | None:
         """What own kernels took over; None without both Profiles."""
         return cover(self.reference, self.profile) if self.reference and self.profile else None
@@ -47,6 +48,15 @@ class Observed:
     def own(self) -> float | None:
         """Share of the device time in own kernels; None where what ran was not seen."""
         return self.evaluation.census.own if self.evaluation.census else None
+
+    @property
+    def done(self) -> float | None:
+        """Share of the reference's work that own kernels do, 0 to 1: by both Profiles, else what they take of the time.
+
+        Time alone says little: a kernel whose result nobody needs takes some too, and a good one takes hardly any.
+        """
+        found = self.coverage
+        return found.share if found is not None and found.operators else self.own
 
     @property
     def host_work(self) -> str:
