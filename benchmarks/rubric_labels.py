@@ -1,12 +1,13 @@
 """The labelled programs of ``tests/reward/labelled``: measure them, and compare the marks of evidence and of readers.
 
     OMP_NUM_THREADS=1 python benchmarks/rubric_labels.py measure --target cpu --missing   # all that has no file yet
-    python benchmarks/rubric_labels.py measure --target cuda --missing                    # on a machine with a GPU
+    python benchmarks/rubric_labels.py measure --target cuda --missing [--out DIR --seconds 540]   # where a GPU is
     python benchmarks/rubric_labels.py facts                    # what readers are told, from what was measured
     python benchmarks/rubric_labels.py agree [--half tuning]    # compare; without --half results are written
 
 ``measure`` writes one file a program to ``tests/reward/labelled/observed`` (Evaluation, Profile, machine code in
-numbers, and for an improvement the same of the program before, taken just before it) and one Profile a task.
+numbers, and for an improvement the same of the program before, taken just before it) and one Profile a task; with
+``--out`` to another folder, whose files belong there. It starts nothing after ``--seconds``, and ``--missing`` goes on.
 ``agree`` writes
 ``benchmarks/results/rubric_labels.json`` and ``.md``.
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -50,15 +52,18 @@ LEAST_SHARE = 0.005
 """Operators of a reference with a smaller share are not told to readers."""
 
 
-def measure(target: Literal["cpu", "cuda"], only: set[str], missing: bool, counters: int) -> None:
-    """Observe every item of a target, those of a task together."""
+def measure(
+    target: Literal["cpu", "cuda"], only: set[str], missing: bool, counters: int, out: Path, seconds: float
+) -> None:
+    """Observe every item of a target, those of a task together; no new one after so many seconds."""
     from stitchcuda.cli._session import open_session
     from stitchcuda.workflow.run import data_folder
 
+    end = time.monotonic() + seconds
     wanted = [item for item in labelled.items() if item.target == target and (not only or item.id in only)]
     for task, group in groupby(sorted(wanted, key=lambda item: item.task), key=lambda item: item.task):
-        members = [item for item in group if not missing or not _kept(item)]
-        if not members:
+        members = [item for item in group if not (missing and _kept(item, out))]
+        if not members or time.monotonic() > end:
             continue
         settings = BRIEF if target == "cpu" else None
         with open_session(str(members[0].task_path), target=target, settings=settings) as session:
@@ -71,22 +76,24 @@ def measure(target: Literal["cpu", "cuda"], only: set[str], missing: bool, count
                 counters=counters if target == "cuda" else 0,
                 remark=print,
             )
-            shared = OBSERVED / f"{task}.json"
             if (reference := observer.reference()) is not None:
-                _write(shared, _profile(reference))
+                _write(out / f"{task}.json", _profile(reference))
             for item in members:
-                if missing and _kept(item):
+                if time.monotonic() > end or (missing and _kept(item, out)):
                     continue
                 document = _observe(observer, item)
-                _write(OBSERVED / f"{item.id}.json", document)
+                if document["evaluation"]["status"] == "infrastructure_error":
+                    print(f"{task} {item.id} not kept: {document['evaluation']['message']}")
+                    continue
+                _write(out / f"{item.id}.json", document)
                 found = document["evaluation"]
                 own = (found.get("census") or {}).get("own")
                 print(f"{task} {item.id}: {found['status']}, {found.get('speedup', {}).get('over_best')}x, own {own}")
                 sys.stdout.flush()
 
 
-def _kept(item: Item) -> bool:
-    return (OBSERVED / f"{item.id}.json").is_file()
+def _kept(item: Item, out: Path) -> bool:
+    return any((folder / f"{item.id}.json").is_file() for folder in (OBSERVED, out))
 
 
 def facts() -> None:
@@ -205,6 +212,8 @@ def main() -> None:
     taking.add_argument("--only", default="", help="ids, with commas between them")
     taking.add_argument("--missing", action="store_true", help="those that have no file yet")
     taking.add_argument("--counters", type=int, default=2, help="kernels read by Nsight Compute, cuda only")
+    taking.add_argument("--out", type=Path, default=OBSERVED, help="where files go")
+    taking.add_argument("--seconds", type=float, default=float("inf"), help="start nothing after so many")
     verbs.add_parser("facts")
     comparing = verbs.add_parser("agree")
     comparing.add_argument("--half", choices=("tuning", "test"), default=None)
@@ -215,7 +224,8 @@ def main() -> None:
     if chosen.verb == "agree":
         agree(chosen.half)
         return
-    measure(chosen.target, {name for name in chosen.only.split(",") if name}, chosen.missing, chosen.counters)
+    only = {name for name in chosen.only.split(",") if name}
+    measure(chosen.target, only, chosen.missing, chosen.counters, chosen.out, chosen.seconds)
 
 
 if __name__ == "__main__":
