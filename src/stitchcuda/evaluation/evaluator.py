@@ -30,7 +30,7 @@ from stitchcuda.evaluation.model import (
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.peaks import free_memory
 from stitchcuda.evaluation.runner_client import Failure, Subject
-from stitchcuda.evaluation.schedule import Strata, case_at, follows, related
+from stitchcuda.evaluation.schedule import case_at, follows, related
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions, cores
@@ -83,7 +83,6 @@ class Evaluator:
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
         self._calls = itertools.count(1)
-        self._strata: dict[tuple[str, float], Strata] = {}
         self._sessions: set[Session] = set()
         self._spare: Session | None = None
         self._traces: dict[str, Trace] = {}
@@ -306,7 +305,8 @@ class Evaluator:
         if not sessions:
             return []
         number = self.number_call()
-        reuse = self.settings.defences and self._drawn("reuse", self.settings.reused_share)
+        leading = next((session for session in sessions if not session.subject.trusted), sessions[0])
+        reuse = self.settings.defences and leading.drawn("reuse", self.settings.reused_share)
         numbers = [session.number for session in sessions]
         filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
         played: list[tuple[Session, Sample, dict[str, Any]]] = []
@@ -364,11 +364,7 @@ class Evaluator:
         settings = self.settings
         if session.subject.trusted or not settings.defences:
             return False
-        return self._drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
-
-    def _drawn(self, what: str, share: float) -> bool:
-        """Whether the next call gets something that a share of them get."""
-        return self._strata.setdefault((what, share), Strata(share))()
+        return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
 
     def warm_up(
         self,

@@ -16,6 +16,7 @@ from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation import sandbox, wire
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.runner_client import Failure, RunnerClient, Subject
+from stitchcuda.evaluation.schedule import Strata
 from stitchcuda.evaluation.timing import Sample
 from stitchcuda.evaluation.wire import Code, Op
 
@@ -79,6 +80,7 @@ class Session:
         self.beside: Session | None = None
         """A process that no Program has been in, whose exchanges are timed between this one's"""
         self.controls: list[Sample] = []
+        self._strata: dict[tuple[str, float], Strata] = {}
         self.thorough = False
         """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
@@ -261,6 +263,10 @@ class Session:
             self.exchange_without_program()
         del self.controls[0]
         self.control_total, self.control_outside = self.cost_without_program()
+
+    def drawn(self, what: str, share: float) -> bool:
+        """Whether the next call gets something that a share of this session's calls get."""
+        return self._strata.setdefault((what, share), Strata(share))()
 
     def exchange_without_program(self) -> None:
         """One such exchange, with all that the oracle does between calls; kept in ``controls``."""
