@@ -15,7 +15,7 @@ import pytest
 
 from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation.build import Build, build
-from stitchcuda.evaluation.build_errors import digest
+from stitchcuda.evaluation.build_errors import certain_error, digest
 from stitchcuda.evaluation.build_tools import arch_number, torch_openmp
 from stitchcuda.evaluation.integrity.sass import find_cuobjdump
 from stitchcuda.evaluation.jail import Jail, jail
@@ -325,3 +325,33 @@ def test_the_library_shares_torchs_openmp_runtime(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})
     assert done.stdout.strip() == "1"
+
+
+UNDECLARED = """#include <torch/extension.h>
+__global__ void f(float* y) { y[0] = y[1] + missing; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "certain"),
+    [
+        (UNDECLARED, True),
+        (UNDECLARED.replace("y[1] + missing", "y[1] + missing(2)"), False),
+        (UNDECLARED.replace("y[1] + missing", "at::missing"), False),
+        (UNDECLARED.replace("y[1] + missing", "*(missing*)y"), False),
+        (UNDECLARED.replace("missing", "MISSING"), False),
+        (UNDECLARED.replace("missing", "kMissing"), False),
+        (UNDECLARED.replace("missing", "missing_t"), False),
+        ("using namespace at;" + UNDECLARED, False),
+        (UNDECLARED + "void g() { missing<float> x; }", False),
+        (UNDECLARED + "#if 0\nfloat missing;\n#endif\n", False),
+    ],
+)
+def test_only_an_undeclared_variable_is_certain_to_fail_with_any_headers(source: str, certain: bool) -> None:
+    name = re.search(r"\b(at::)?(\w*missing\w*)", source, re.IGNORECASE)
+    assert name is not None
+    gcc = f"kernels.cu:2: error: ‘{name[2]}’ was not declared in this scope\n>    2 | ..."
+    nvcc = f'kernels.cu:2: error: identifier "{name[2]}" is undefined\n>    2 | ...'
+    for log in (gcc, nvcc):
+        assert bool(certain_error(log, {"kernels.cu": source})) == certain
+    assert not certain_error(nvcc, {"other.cu": source})

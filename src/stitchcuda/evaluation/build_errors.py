@@ -17,6 +17,12 @@ _LOCATED = (
 )
 _UNDEFINED = re.compile(r"undefined reference to [`'‘]?(?P<symbol>[^'’`]+)")
 _DUPLICATE = re.compile(r"multiple definition of [`'‘]?(?P<symbol>[^'’`;]+)")
+_UNDECLARED = re.compile(
+    r"^(?P<file>[^:]+):(?P<line>\d+): error: (?:identifier \"(?P<name>\w+)\" is undefined"
+    r"|['‘](?P<name2>\w+)['’] was not declared in this scope)"
+)
+_VARIABLE = re.compile(r"(?!k[A-Z])(?!\w*_t$)(?!std(?:in|out|err)$)(?!errno$)[a-z][a-z0-9_]*")
+_FOREIGN = re.compile(r"\busing\s+namespace\s+(?!std\b)")
 _LOOSE = re.compile(r"(?i)\b(fatal|error)\b")
 
 
@@ -51,6 +57,37 @@ def digest(output: str, sources: Mapping[str, str], folder: str = "") -> str:
         lines = [line.rstrip() for line in output.splitlines() if line.strip()]
         parts = [line[:300] for line in lines if _LOOSE.search(line)][:5] or [line[:300] for line in lines[-10:]]
     return cut("\n".join(parts))
+
+
+def certain_error(log: str, sources: Mapping[str, str]) -> str:
+    """The line of a digest that no other set of headers can help with; empty when there is none.
+
+    That is a plain variable that is not declared: headers bring functions, types, macros and constants, but no lower
+    case variables outside of namespaces. Anything that may be one of those is not certain.
+    """
+    for line in log.splitlines():
+        found = _UNDECLARED.match(line)
+        if found is None or found["file"] not in sources:
+            continue
+        name, text = found["name"] or found["name2"], sources[found["file"]]
+        lines = text.splitlines()
+        number = int(found["line"])
+        if not 1 <= number <= len(lines) or not _VARIABLE.fullmatch(name) or _FOREIGN.search(text):
+            continue
+        uses = list(re.finditer(rf"(?<!\w){re.escape(name)}(?!\w)", text))
+        here = re.search(rf"[-+/=\[,?]\s*{re.escape(name)}\s*[-+/;\],?]", lines[number - 1])
+        if here and not any(_otherwise(text, use.start(), use.end()) for use in uses):
+            return line
+    return ""
+
+
+def _otherwise(text: str, start: int, end: int) -> bool:
+    """Whether a name is used as a member, a type, a template or a function, or declared."""
+    before, after = text[:start].rstrip(), text[end:].lstrip()
+    if before.endswith((".", "->", "::")) or re.match(r"[\w(<{:*&]", after):
+        return True
+    word = re.search(r"\w+$", before)  # a declaration, in a part that the preprocessor has left out
+    return word is not None and word[0] not in ("return", "else", "case", "throw", "co_return")
 
 
 def cut(text: str, limit: int = LIMIT) -> str:

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,17 +27,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation import torch_inline
 from stitchcuda.evaluation.build_cache import BuildCache, file_digest
-from stitchcuda.evaluation.build_errors import digest
+from stitchcuda.evaluation.build_errors import certain_error, digest
 from stitchcuda.evaluation.build_tools import Toolchain, arch_number, cpu_toolchain, cuda_toolchain
 from stitchcuda.evaluation.integrity import binary
+from stitchcuda.evaluation.integrity.rules import Hit, findings
 from stitchcuda.evaluation.library import Making, Report
+from stitchcuda.evaluation.model import Finding
 from stitchcuda.evaluation.torch_calls import InlineCall, inline_calls
 from stitchcuda.evaluation.torch_flags import FlagRefused, Flags, checked_flags
 from stitchcuda.evaluation.torch_sources import Broken, Refused, Unit, units
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
 
-VERSION = 1
+VERSION = 2
 """Part of every cache key; raise it when what is made of equal input changes."""
 
 HEADERS = Path(__file__).with_name("torch_headers")
@@ -55,6 +57,7 @@ class Made(BaseModel):
     ok: bool
     log: str = ""
     kernels: tuple[str, ...] = Field(default=(), description="mangled names of the kernels that it launches")
+    findings: tuple[Finding, ...] = Field(default=(), description="of the build layer, in objects on our own headers")
     confinement: str = ""
 
 
@@ -84,7 +87,8 @@ class Extensions:
         made = [extension.made for extension in self.each if extension.made is not None]
         kernels = sorted({name for one in made for name in one.kernels})
         confinement = "; ".join(sorted({one.confinement for one in made}))
-        return Report(kernels=tuple(kernels), confinement=confinement, extensions=self.note)
+        found = tuple(finding for one in made for finding in one.findings)
+        return Report(findings=found, kernels=tuple(kernels), confinement=confinement, extensions=self.note)
 
     @property
     def note(self) -> str:
@@ -177,6 +181,8 @@ def _extension(
         if made.ok:
             return Extension(call, kind, folder / LIBRARY, made, why, cached=cached)
         if kind == "own":
+            if certain_error(made.log, {unit.name: unit.text for unit in job.units}):
+                return Extension(call, error=made.log, cached=cached)
             why = _reason(made.log)
         else:
             error = made.log
@@ -190,6 +196,7 @@ class _Job:
     units: tuple[Unit, ...]
     cxx: Toolchain
     cuda: Toolchain | None
+    own: bool
     key: str
     needs: tuple[str, ...]
 
@@ -225,6 +232,7 @@ class _Job:
                 ok=ok,
                 log=log,
                 kernels=binary.kernel_names(objects) if ok and self.cuda else (),
+                findings=tuple(findings(_hits(objects), "build")) if ok and self.own else (),
                 confinement=making.jail.describe(),
             )
             with cache.aside(f"kept-{self.key[:12]}") as kept:
@@ -274,7 +282,7 @@ def _job(call: InlineCall, target: Target, headers: Headers) -> _Job:
     text = json.dumps([[unit.name, unit.text] for unit in parts])
     descriptions = (cxx.description, cuda.description if cuda else "")
     key = hashlib.sha256("\0".join((str(VERSION), headers, _identity(headers), text, *descriptions)).encode())
-    return _Job(parts, cxx, cuda, key.hexdigest(), needs)
+    return _Job(parts, cxx, cuda, headers == "own", key.hexdigest(), needs)
 
 
 _NVCC = (
@@ -288,6 +296,29 @@ _NVCC = (
     "-fPIC",
 )
 """What torch gives nvcc for an extension."""
+
+
+def _hits(objects: Mapping[Path, str]) -> list[Hit]:
+    """What objects ask of the system or do when they are loaded, but for the calls of Python that our headers make."""
+    ours = _python_calls()
+    entry = f"defines PyInit_{torch_inline.ENTRY}"
+    hits = binary.object_hits(objects)
+    return [hit for hit in hits if hit.what != entry and hit.what.removeprefix("needs ") not in ours]
+
+
+@functools.cache
+def _python_calls() -> frozenset[str]:
+    texts = [path.read_text(encoding="utf-8") for path in HEADERS.rglob("*") if path.is_file()]
+    names = {name for text in texts for name in re.findall(r"\b_?Py\w+", text)}
+    return frozenset(names | {f"_{name}" for name in names} | _BEHIND_MACROS)
+
+
+_BEHIND_MACROS = frozenset(
+    {"_Py_Dealloc", "_Py_NoneStruct", "_Py_TrueStruct", "_Py_FalseStruct", "PyModule_Create2", "PyCMethod_New"}
+    | {"PyBool_Type", "PyFloat_Type", "PyLong_Type", "PyList_Type", "PyTuple_Type", "PyUnicode_Type"}
+    | {"PyType_IsSubtype", "_Py_DecRef", "_Py_IncRef", "_PyObject_Vectorcall", "PyVectorcall_Function"}
+)
+"""What Python's own macros call."""
 
 
 def _gencode(flags: Flags, arch: str) -> tuple[str, ...]:
