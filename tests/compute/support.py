@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from stitchcuda.compute.model import Job, Wanted
+from stitchcuda.compute.model import Job, Outcome, Wanted
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Program
@@ -133,3 +134,17 @@ def until(condition: Callable[[], Any], what: str) -> Any:
             return value
         assert time.monotonic() < deadline, f"{what} did not happen in {PATIENCE:g} s"
         time.sleep(0.02)
+
+
+def verdicts(futures: dict[str, Future[Outcome]]) -> dict[str, str]:
+    """What was said of each of the twelve, and by how many attempts; asserts that the place itself did not fail."""
+    said: dict[str, str] = {}
+    for name, future in futures.items():
+        outcome = future.result(PATIENCE)
+        assert outcome.failure is None, outcome.failure
+        assert outcome.evaluation is not None
+        said[name] = outcome.evaluation.status
+    return said
+
+
+EXPECTED = {name: status for name, (_, _, status) in VERDICTS.items()}

@@ -30,6 +30,7 @@ QUIET_SECONDS = 5.0
 """An actor that had nothing to do for so long is asked whether it lives before it gets a job."""
 ANSWER_SECONDS = 30.0
 START_SECONDS = 300.0
+MOST_PAUSE_SECONDS = 120.0
 MARGIN_SECONDS = 60.0
 """Beyond a job's limit, which the actor itself keeps."""
 
@@ -40,6 +41,7 @@ class Lane:
     def __init__(self, place: RayCompute, node: str, kind: Literal["cuda", "cpu"], number: int) -> None:
         self.place, self.node, self.kind, self.number = place, node, kind, number
         self.device: Device | None = None
+        self.began = False
         self.busy: Pending | None = None
         self.recent: deque[str] = deque(maxlen=2)
         self.ended = threading.Event()
@@ -96,6 +98,7 @@ class Lane:
             )
             return False
         self.device = me.facts
+        self.began = True
         return True
 
     def _lives(self) -> bool:
@@ -202,6 +205,8 @@ class RayCompute:
             self._connect(address)
         self._guard = threading.Lock()
         self._lanes: dict[tuple[str, str, int], Lane] = {}
+        self._refused: dict[tuple[str, str, int], tuple[int, float]] = {}
+        """Devices whose actor could not begin: how often, and when it is tried again."""
         self._kinds: set[Literal["cuda", "cpu"]] = set()
         self._names: set[str] = set()
         self._hungry: dict[Wanted, float] = {}
@@ -313,10 +318,27 @@ class RayCompute:
                 for number in range(count):
                     key = (node["NodeID"], kind, number)
                     with self._guard:
-                        there = self._lanes.get(key)
-                        if self.closed or (there is not None and not there.ended.is_set()):
-                            continue
-                        self._lanes[key] = Lane(self, node["NodeID"], kind, number)
+                        if not self.closed and self._may_begin(key):
+                            self._lanes[key] = Lane(self, node["NodeID"], kind, number)
+
+    def _may_begin(self, key: tuple[str, str, int]) -> bool:
+        """Whether a device needs a lane; one that could not begin waits longer each time."""
+        there = self._lanes.get(key)
+        if there is None:
+            return True
+        if not there.ended.is_set():
+            return False
+        if there.began:
+            self._refused.pop(key, None)
+            return True
+        now = time.monotonic()
+        if key not in self._refused:
+            self._refused[key] = (1, now + self.watch_s)
+        times, again = self._refused[key]
+        if now < again:
+            return False
+        self._refused[key] = (times + 1, now + min(self.watch_s * 2.0**times, MOST_PAUSE_SECONDS))
+        return True
 
     def _wanted_there(self, resources: dict[str, float]) -> bool:
         """Whether a node's kind of GPU, which Ray names as a resource, may be one that jobs ask for."""
@@ -330,11 +352,11 @@ class RayCompute:
         waiting = self.waiting.wanted()
         now = time.monotonic()
         for wanted in waiting:
-            if starting or any(device is not None and wanted.fits(device) for device in devices):
+            if any(device is not None and wanted.fits(device) for device in devices):
                 self._hungry.pop(wanted, None)
                 continue
             since = self._hungry.setdefault(wanted, now)
-            if self.mismatch or now - since > self.patience_s:
+            if not starting and (self.mismatch or now - since > self.patience_s):
                 what = f"'{wanted.name}'" if wanted.name else wanted.kind
                 also = f" ({self.problem})" if self.problem else ""
                 for pending in self.waiting.drop(partial(_asks_for, wanted)):

@@ -161,7 +161,8 @@ class SpoolFolder:
             data = job.encode()
             if len(data) > LARGEST:
                 raise InfrastructureError(f"job {job.id} has {len(data):,} bytes; a spool takes at most {LARGEST:,}")
-            self._publish(self.path / "jobs" / entry.name, data)
+            # Not forced to the disk: what a loss of power damages is refused, and can be submitted again.
+            self._publish(self.path / "jobs" / entry.name, data, forced=False)
         return entry
 
     def listed(self, folder: Literal["jobs", "claimed"]) -> list[Entry]:
@@ -331,7 +332,9 @@ class SpoolFolder:
     def register(self, worker: Registered) -> None:
         """Write or renew a worker's own file."""
         with self.told():
-            self._publish(self.path / "workers" / f"{worker.name}.json", worker.model_dump_json().encode(), again=True)
+            self._publish(
+                self.path / "workers" / f"{worker.name}.json", worker.model_dump_json().encode(), forced=False
+            )
 
     def beat(self, name: str) -> None:
         """A worker's sign of life."""
@@ -380,14 +383,14 @@ class SpoolFolder:
 
     # ---- Files ----
 
-    def _publish(self, path: Path, data: bytes, *, once: bool = False, again: bool = False) -> bool:
+    def _publish(self, path: Path, data: bytes, *, once: bool = False, forced: bool = True) -> bool:
         """Write a file so that readers see all of it or nothing; with ``once``, False when one is there already."""
         aside = path.with_name(f".{uuid.uuid4().hex}")
         try:
             with open(aside, "xb") as file:
                 file.write(data)
                 file.flush()
-                if not again:
+                if forced:
                     os.fsync(file.fileno())
             if not once:
                 os.replace(aside, path)

@@ -1,0 +1,80 @@
+"""A real Ray cluster of three nodes on this machine: the verdicts of the other places, though a node is lost on the
+way, and what it says when it cannot do a job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stitchcuda.compute import open_compute
+from stitchcuda.compute.model import Wanted
+from stitchcuda.compute.ray_cluster import RayCompute
+from stitchcuda.errors import ToolMissing
+from tests.compute.support import EXPECTED, PATIENCE, VERDICTS, evaluation_of, probe, until, verdicts
+
+STORE = 80 << 20
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head and two more nodes, each with one CPU and little memory."""
+    ray: Any = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(2):
+            cluster.add_node(num_cpus=1, object_store_memory=STORE)
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.mark.timeout(900)
+def test_a_job_whose_process_is_killed_is_done_by_the_next(cluster: Any, tmp_path: Path) -> None:
+    with RayCompute(cache=tmp_path) as place:
+        first = place.submit(probe()).result(PATIENCE)
+        assert first.worker is not None
+        until(lambda: place.capacity().workers == 3, "a lane on every node")
+        futures = [place.submit(probe(pause_s=3, attempts=5)) for _ in range(3)]
+        until(lambda: place.capacity().running == 3, "three running jobs")
+        os.kill(first.worker.pid, signal.SIGKILL)
+        outcomes = [future.result(PATIENCE) for future in futures]
+        assert all(outcome.ok for outcome in outcomes)
+        assert sorted(outcome.attempts for outcome in outcomes) == [1, 1, 2]
+
+
+@pytest.mark.timeout(900)
+def test_twelve_tasks_have_the_same_verdicts_though_a_node_is_lost(cluster: Any, tmp_path: Path) -> None:
+    with RayCompute(cache=tmp_path) as place:
+        futures = {name: place.submit(evaluation_of(name)) for name in VERDICTS}
+        until(lambda: sum(future.done() for future in futures.values()) >= 2, "two results")
+        until(lambda: place.capacity().workers == 3, "a lane on every node")
+        cluster.remove_node(cluster.worker_nodes.copy().pop())
+        assert verdicts(futures) == EXPECTED
+        until(lambda: place.capacity().workers == 2, "the loss of a lane")
+
+
+@pytest.mark.timeout(600)
+def test_a_device_that_no_node_has_is_said_to_be_missing(cluster: Any) -> None:
+    with RayCompute(watch_s=0.1, patience_s=0.3) as place:
+        failure = place.submit(probe(wanted=Wanted(kind="cuda"))).result(PATIENCE).failure
+    assert failure is not None
+    assert failure.reason == "no_device"
+    assert "no node" in failure.message
+
+
+def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ToolMissing, match=r"stitchcuda\[ray\]"):
+        open_compute("ray")
