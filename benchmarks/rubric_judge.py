@@ -152,8 +152,8 @@ def page(report: dict[str, Any]) -> str:
         "",
         f"{report['who']} (`{report['model']}`, votes: {report['votes']}, asked {report['asked']['date']}), on the "
         "programs of `tests/reward/labelled` that were measured and are correct. Known marks: "
-        f"{report['labels']}. Bias and spread are of the judge's marks less the known ones; for evidence with judge the "
-        "bias of the tuning half is taken off. Command: `python benchmarks/rubric_judge.py compare`, commit "
+        f"{report['labels']}. Bias and spread are of the judge's marks less the known ones; for evidence with judge "
+        "the bias of the tuning half is taken off. Command: `python benchmarks/rubric_judge.py compare`, commit "
         f"{report['provenance']['commit']}, {report['provenance']['date']}.",
         "",
     ]
