@@ -46,6 +46,8 @@ KEPT_PREFIXES = ("GOMP_", "KMP_", "MALLOC_", "GLIBC_")
 """Of the environment, what libraries read when they are loaded; the rest reaches a fork with its settings."""
 KEPT_BY_TRUSTED = (*KEPT_PREFIXES, "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MKL_")
 """What a Program's environment is scrubbed of, and the reference's is not."""
+FORKS_CUDA = "STITCHCUDA_FORK_CUDA"
+"""Set to 1, processes that use a GPU are forked too: they start without importing torch, a few seconds earlier."""
 PRELOADED = ("stitchcuda.evaluation.oracle", "stitchcuda.task.probe")
 """Modules that trusted forks are most likely to run."""
 
@@ -124,7 +126,8 @@ class Nursery:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env=dict(environment),
+            # Importing torch must not open the driver, which a fork could not use then.
+            env=dict(environment) | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
             start_new_session=True,
             cwd="/",
         )
@@ -187,6 +190,11 @@ def nursery(role: Role) -> Nursery:
         if found is None or not found.usable():
             found = _nurseries[key] = Nursery(role, kept)
         return found
+
+
+def forks(kind: str) -> bool:
+    """Whether processes for a kind of device are forked here."""
+    return kind == "cpu" or os.environ.get(FORKS_CUDA) == "1"
 
 
 def expect() -> None:

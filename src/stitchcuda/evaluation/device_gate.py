@@ -11,6 +11,7 @@ import ctypes
 import fcntl
 import os
 import re
+import tempfile
 import threading
 import time
 from collections import deque
@@ -176,7 +177,10 @@ _guard = threading.Lock()
 
 def gate_of(kind: Literal["cuda", "cpu"]) -> Gate:
     """This process's gate of the device that it sees first; one per device, however often it is asked for."""
-    path = locks_folder() / f"{device_key(kind)}.lock"
+    try:
+        path = locks_folder() / f"{device_key(kind)}.lock"
+    except OSError:  # no folder that others share: this process alone keeps its order
+        path = Path(tempfile.gettempdir()) / f"stitchcuda-{os.getuid()}-{device_key(kind)}.lock"
     with _guard:
         if path not in _gates:
             _gates[path] = Gate(path)
@@ -189,7 +193,7 @@ def locks_folder() -> Path:
     if not folder.is_dir():
         folder.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(OSError):
-            folder.chmod(0o777)
+            folder.chmod(0o1777)
     return folder
 
 
@@ -217,8 +221,9 @@ def _uuid(index: int) -> str:
 def _open(path: Path) -> int:
     """A descriptor of a lock file, made if need be, that every user can lock."""
     try:
-        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         with contextlib.suppress(OSError):
             os.fchmod(fd, 0o666)

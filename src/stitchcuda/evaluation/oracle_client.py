@@ -34,7 +34,7 @@ class OracleClient:
         environment = os.environ | {"OMP_WAIT_POLICY": "passive", "PYTHONDONTWRITEBYTECODE": "1"}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (source, os.environ.get("PYTHONPATH"))))
         forked = None
-        if kind == "cpu":
+        if nursery.forks(kind):
             nursery.expect()
             forked = nursery.start_module(
                 "stitchcuda.evaluation.oracle",

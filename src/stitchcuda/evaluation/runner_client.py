@@ -179,7 +179,7 @@ class RunnerClient:
             "readable": _readable(subject),
         }
         forked = None
-        if kind == "cpu" and not subject.instrumented:
+        if nursery.forks(kind) and not subject.instrumented:
             forked = nursery.start_confined(config, inherited | {nursery.STDOUT: output_write})
         try:
             self.process: nursery.Process = forked or subprocess.Popen(
