@@ -9,8 +9,8 @@
     python benchmarks/evaluation_throughput.py --slice tune            # variants of a kernel by NVRTC
     python benchmarks/evaluation_throughput.py --slice page
 
-All but builds, tune and page need ``--kernelbench CHECKOUT`` (or KERNELBENCH_ROOT). A slice goes on where an earlier one
-stopped, begins nothing after ``--slice-seconds``, and exits 0 once it has nothing left to do, 3 otherwise. Everything is
+All but builds, tune and page need ``--kernelbench CHECKOUT`` (or KERNELBENCH_ROOT). A slice goes on where an earlier
+one stopped, begins nothing after ``--slice-seconds``, and exits 0 once it has nothing left to do, 3 otherwise. All is
 kept in ``--results`` (JSON); the tables are written beside it. ``--cache`` is kept between slices for what is done once
 per task; builds are always made anew. Run on a machine that does nothing else.
 """
