@@ -225,6 +225,13 @@ def test_what_cannot_be_parsed_is_not_shown_in_part(text: str) -> None:
         view(program(text), task().source)
 
 
+def test_names_that_the_reference_has_are_not_given_twice() -> None:
+    names = Names({"v1", "v3"})
+    assert [names.identifier(name) for name in ("v1", "alpha_", "v2", "beta_", "v3", "alpha_")] == [
+        *("v1", "v2", "v4", "v5", "v3", "v2"),
+    ]
+
+
 def test_of_files_that_are_no_code_only_the_number_is_told() -> None:
     written = program(**{"weights.txt": PLEA, "notes.json": ANSWER, "give_five.md": PLEA})
     shown = view(written, task().source).files[-1]

@@ -45,6 +45,7 @@ class Names:
         self._keep = keep
         """Keep all identifiers: for the reference, which nobody who is judged has written."""
         self._given: dict[str, str] = {}
+        self._last = 0
 
     def identifier(self, name: str) -> str:
         """What stands for an identifier of Python or C++."""
@@ -81,10 +82,10 @@ class Names:
 
     def _stand_in(self, name: str) -> str:
         if name not in self._given:
-            number = len(self._given) + 1
-            while (made := f"v{number}") in self._known or made in self._given.values():
-                number += 1
-            self._given[name] = made
+            self._last += 1
+            while f"v{self._last}" in self._known:
+                self._last += 1
+            self._given[name] = f"v{self._last}"
         return self._given[name]
 
 
