@@ -60,4 +60,5 @@ def test_ten_kills_change_nothing_but_the_time(
     assert kills >= 5, "the run was over before it was disturbed enough"
     assert attempts(the_run(home)) == attempts(the_run(undisturbed))
     assert len(counts) == asked, "a resumed run asked something else"
-    assert sum(counts.values()) - asked <= kills, "more was asked again than could be in flight"
+    in_flight = len(IDEAS)  # both are worked on at the same time
+    assert sum(counts.values()) - asked <= kills * in_flight, "more was asked again than could be in flight"

@@ -166,13 +166,13 @@ def the_run(cwd: Path) -> Path:
     return found
 
 
-def attempts(run: Path) -> list[tuple[int, str, str, str]]:
-    """Number, idea, status and program text of everything that was tried."""
+def attempts(run: Path) -> list[tuple[str, str, str]]:
+    """Idea, status and program text of everything that was tried, idea by idea in the order of trying."""
     told = []
     for line in (run / "journal.jsonl").read_text().splitlines():
         record = json.loads(line)
         if record["kind"] == "attempt":
             attempt = record["data"]["attempt"]
             source = (run / "programs" / f"{attempt['number']:03d}" / "program.py").read_text()
-            told.append((attempt["number"], attempt["idea"], attempt["status"], source))
-    return told
+            told.append((attempt["idea"], attempt["number"], attempt["status"], source))
+    return [(idea, status, source) for idea, _, status, source in sorted(told)]
