@@ -210,7 +210,7 @@ class _Writer:
 
     def _end(self) -> None:
         if self._now:
-            self._lines.append("  " * self._level + _joined(self._now))
+            self._lines.append("  " * min(self._level, 16) + _joined(self._now))
         self._now = []
 
 
