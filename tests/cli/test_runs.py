@@ -47,7 +47,7 @@ def test_show_tells_the_story(finished: Finished, cache: Path) -> None:
     for words in ("in place", "wrong_output", "one too many", "over best stock", str(finished.run)):
         assert words in told.stdout
     story = json.loads(data.stdout)
-    assert [a["status"] for a in story["attempts"]] == ["wrong_output", "correct", "crashed", "correct"]
+    assert sorted(a["status"] for a in story["attempts"]) == ["correct", "correct", "crashed", "wrong_output"]
     assert story["spent"]["requests"] == 9
     assert story["result"] == finished.summary
 
@@ -67,12 +67,14 @@ def test_diff_compares_programs_and_the_task(finished: Finished, cache: Path) ->
 
 def test_export_writes_one_file_or_a_package(finished: Finished, cache: Path, tmp_path: Path) -> None:
     single = tmp_path / "fast.py"
+    programs = sorted((finished.run / "programs").glob("*/program.py"))
+    good = next(path.parent.name for path in programs if path.read_text() == GOOD)
     export = ("runs", "export", "last")
     from_there = ("--out", finished.home / "runs")
     lines = [
         (*export, single, *from_there),
         (*export, single, *from_there),
-        (*export, "fastnet", "--package", "--program", "2", *from_there),
+        (*export, "fastnet", "--package", "--program", good, *from_there),
     ]
     done, again, package = in_turn(*lines, cache=cache, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
