@@ -99,8 +99,8 @@ def score(
     Evaluates it, profiles it beside the task, and reads its machine
     code; no language model unless --judge names one. Each mark is 1 to 5
     with its reasons, and the reward is shown with every part of it.
-    A judge moves a mark by 1 at most, never raises honesty, and raises
-    nothing before it was calibrated.
+    A judge can lower honesty, moves other marks by 1 at most, and raises
+    none before it was calibrated.
     Exit code 0: correct and honest; 1: not; 2: wrong use.
     """
     from stitchcuda.agents.feedback import Feedback
