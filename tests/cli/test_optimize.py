@@ -39,7 +39,7 @@ def test_the_run_folder_holds_everything_but_keys(finished: Finished) -> None:
 
 WRONG_USE = {
     ("missing.py",): "missing.py",
-    ("small.py", "--compute", "ray"): "--compute local",
+    ("small.py", "--compute", "slurm"): "local, spool:DIR",
     ("small.py", "--target", "tpu"): "target",
     ("small.py", "--model", "nobody:x", "--yes"): "nobody:x",
     ("small.py", "--model", "anthropic:x", "--yes"): "ANTHROPIC_API_KEY is not set",

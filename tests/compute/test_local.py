@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.compute import open_compute
-from stitchcuda.compute.device_lock import device_lock
+from stitchcuda.compute.cpu_lock import cpu_lock
 from stitchcuda.compute.local import LocalCompute
 from stitchcuda.compute.model import Versions, Wanted
 from stitchcuda.errors import InfrastructureError
@@ -99,14 +99,14 @@ def test_closing_ends_the_running_job_and_those_that_wait(tmp_path: Path) -> Non
         place.submit(probe())
 
 
-def test_one_process_at_a_time_holds_a_device(tmp_path: Path) -> None:
+def test_one_at_a_time_measures_on_the_cpu(tmp_path: Path) -> None:
     inside: list[str] = []
 
     def second() -> None:
-        with device_lock("cpu", tmp_path):
+        with cpu_lock(tmp_path):
             inside.append("second")
 
-    with device_lock("cpu", tmp_path):
+    with cpu_lock(tmp_path):
         thread = threading.Thread(target=second)
         thread.start()
         time.sleep(0.1)

@@ -3,6 +3,7 @@ tasks, an Evaluator whose oracle is warm. Where the process lives is the busines
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import socket
@@ -11,9 +12,10 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from stitchcuda.compute.device_lock import device_lock
+from stitchcuda.compute.cpu_lock import cpu_lock
 from stitchcuda.compute.model import FailureReason, Job, JobFailure, Outcome, Versions, WorkerInfo
 from stitchcuda.errors import DeviceError, StitchError, TaskError
+from stitchcuda.evaluation.device_gate import gate_of
 from stitchcuda.hardware.model import Device
 from stitchcuda.task.model import Task, TaskFacts
 
@@ -54,7 +56,7 @@ class Executor:
             if job.kind == "probe":
                 time.sleep(job.pause_s)
             else:
-                with device_lock(job.wanted.kind, self.cache):
+                with self._turn(job):
                     result = self._do(job, artifacts)
         except _Refused as refusal:
             result = {"failure": JobFailure(reason=refusal.reason, message=str(refusal))}
@@ -120,6 +122,13 @@ class Executor:
                 f"the task imports from {job.task.search_path}, which this worker does not see; put the package on a "
                 "shared file system, or make the task one file",
             )
+
+    def _turn(self, job: Job) -> contextlib.AbstractContextManager[None]:
+        """Keep others from what is measured here. A GPU has a gate, which evaluations pass when a clock counts, so
+        that others may prepare meanwhile; on a CPU all work is in the way of a clock."""
+        if job.wanted.kind == "cpu":
+            return cpu_lock(self.cache)
+        return gate_of("cuda").hold("clock") if job.kind == "ceilings" else contextlib.nullcontext()
 
     def _do(self, job: Job, artifacts: Path | None) -> dict[str, Any]:
         if job.kind == "ceilings":

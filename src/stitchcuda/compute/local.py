@@ -154,6 +154,7 @@ class LocalCompute:
         """See ``Compute``; devices that no job has asked for yet are not known."""
         lanes = [lane for lanes in self._lanes.values() for lane in lanes]
         return Capacity(
+            kinds=["cuda", "cpu"] if self._lanes.get("cuda") or visible_gpus() else ["cpu"],
             devices=[lane.device for lane in lanes if lane.device is not None],
             workers=len(lanes),
             queued=len(self._waiting) + self._building,

@@ -225,7 +225,10 @@ class Capacity(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
-    devices: list[Device] = Field(description="one entry for each that works in parallel")
+    kinds: list[Literal["cuda", "cpu"]] = Field(
+        default_factory=list, description="of the devices there are, cuda first"
+    )
+    devices: list[Device] = Field(description="those that are known: one entry for each that works in parallel")
     workers: int = Field(description="processes that take jobs")
     queued: int = Field(description="jobs submitted here that have not begun")
     running: int

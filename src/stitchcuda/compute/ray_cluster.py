@@ -251,7 +251,9 @@ class RayCompute:
     def capacity(self) -> Capacity:
         """See ``Compute``; devices that no job has asked for yet are not known."""
         lanes = self._going()
+        gpus = any(node["Alive"] and node["Resources"].get("GPU", 0) >= 1 for node in self.ray.nodes())
         return Capacity(
+            kinds=["cuda", "cpu"] if gpus else ["cpu"],
             devices=[lane.device for lane in lanes if lane.device is not None],
             workers=len(lanes),
             queued=len(self.waiting),

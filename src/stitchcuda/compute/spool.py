@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from stitchcuda.compute.model import Capacity, FailureReason, Job, JobFailure, Kind, Outcome, Versions
 from stitchcuda.compute.spool_folder import Entry, Registered, SpoolFolder
@@ -23,6 +23,7 @@ WAIT_SHARE, LEAST_WAIT, MOST_WAIT = 0.05, 0.005, 1.0
 """The next look comes after this share of the time since a result last came."""
 LOOK_COST = 4.0
 """A look at a large folder takes time; at least so many times that passes before the next."""
+KINDS: tuple[Literal["cuda", "cpu"], ...] = ("cuda", "cpu")
 GONE_SECONDS = 120.0
 """How long the folder may be unreachable before the jobs are told so."""
 
@@ -84,7 +85,9 @@ class SpoolCompute:
         claimed = {entry.id for entry in self.folder.listed("claimed")}
         with self._guard:
             mine = set(self._awaited)
+        kinds = {worker.kind for worker in workers}
         return Capacity(
+            kinds=[kind for kind in KINDS if kind in kinds],
             devices=[worker.facts for worker in workers],
             workers=len(workers),
             queued=len(mine - claimed),
@@ -167,7 +170,7 @@ class SpoolCompute:
         """Fail jobs that no worker will take, since all that are there run another version."""
         here = Versions()
         workers = self.folder.workers()
-        for kind in ("cuda", "cpu"):
+        for kind in KINDS:
             mine = [worker for worker in workers if worker.kind == kind]
             if not mine or any(worker.versions.goes_with(here) for worker in mine):
                 continue

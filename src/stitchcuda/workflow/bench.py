@@ -281,13 +281,13 @@ def find_device(where: str, target: Literal["auto", "cuda", "cpu"]) -> Device:
         return detect(target)
     with shared_compute(where) as compute:
         if target == "auto":
-            kinds = {device.target.kind for device in compute.capacity().devices}
+            kinds = compute.capacity().kinds
             if not kinds:
                 raise ComputeError(
                     f"nobody works at {where} yet, so what the target is cannot be told; say --target cuda or --target "
                     "cpu, or start a worker first"
                 )
-            target = "cuda" if "cuda" in kinds else "cpu"
+            target = kinds[0]
         found = ComputeBench(compute)._done("ceilings", _wanted(target)).device
     assert found is not None
     return found
