@@ -160,10 +160,16 @@ class Holder:
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
         self.label = ""
+        self.waits: deque[float] = deque(maxlen=SPANS)
+        """Seconds that each hold was waited for"""
 
-    def hold(self, what: Hold) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def hold(self, what: Hold) -> Iterator[None]:
         """As ``Gate.hold``, under this label."""
-        return self.gate.hold(what, self.label)
+        began = time.monotonic()
+        with self.gate.hold(what, self.label):
+            self.waits.append(time.monotonic() - began)
+            yield
 
 
 def free() -> Holder:

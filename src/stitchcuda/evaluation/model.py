@@ -126,7 +126,9 @@ class Evaluation(BaseModel):
         default_factory=list, description="'stochastic', 'ill_conditioned', 'seeded_weights', 'non_discriminating'"
     )
     log: str = Field(default="", description="digest of compiler or runtime messages, at most 4,000 characters")
-    seconds: dict[str, float] = Field(default_factory=dict, description="wall seconds per stage: build, check, ...")
+    seconds: dict[str, float] = Field(
+        default_factory=dict, description="wall seconds per stage: build, check, ...; waited: for the device"
+    )
     memory: dict[str, int] = Field(
         default_factory=dict,
         description="bytes. Peaks of the Program's processes: host (resident, as the system counts), device (allocated "

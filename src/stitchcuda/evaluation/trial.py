@@ -156,6 +156,7 @@ class Trial:
     def run(self) -> Evaluation:
         """All of it. Raises Failure when the Program does not come through, InfrastructureError and OSError."""
         evaluator = self.evaluator
+        evaluator.gate.waits.clear()
         if self.built is not None:
             self.folder = self._build()  # what is refused needs no process
         evaluator.oracle.ask("renew", nonce=self.nonce)
@@ -181,8 +182,12 @@ class Trial:
             began = time.monotonic()
             stock = self.sound(evaluator.stocks.beside())
             self.spent("baselines", began)
+        began = time.monotonic()
         evaluator.time([session, *stock], evaluator.screen_plan(), self.checked)
+        self.spent("timed", began)
+        began = time.monotonic()
         self.finish(session)
+        self.spent("clocks", began)
         evaluator.prepare()
         self.census(session)
         self.timings["program"] = evaluator.summary(session)
@@ -556,7 +561,7 @@ class Trial:
         if program is not None and status == "correct":
             task = evaluator.task
             sol = bounds.speed_of_light(evaluator.plan["work"], evaluator.device, task.precision, program.median)
-        self.seconds["total"] = time.monotonic() - self.began
+        self.seconds |= {"waited": sum(list(evaluator.gate.waits)), "total": time.monotonic() - self.began}
         return Evaluation(
             status=status,
             message=message,
