@@ -15,6 +15,9 @@ settings.load_profile("suite")
 LONGEST = (
     "cli/test_optimize.py",
     "cli/test_kill.py",
+    "compute/test_chaos.py",
+    "compute/test_ray.py",
+    "compute/test_places.py",
     "evaluation/test_evaluator.py",
     "cli/test_stopping.py",
     "recipes/test_cuda_sources.py",

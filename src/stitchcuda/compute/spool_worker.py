@@ -29,6 +29,8 @@ PAUSE_SECONDS = 0.2
 """Before a new process takes the place of one that died."""
 END_SECONDS = 10.0
 """For the lanes to put their jobs back when the worker is stopped."""
+GONE_SECONDS = 120.0
+"""How long the folder may be out of reach before the worker ends."""
 FULL_TRIES = 5
 FULL_SECONDS = 5.0
 
@@ -103,12 +105,20 @@ class SpoolLane:
             self.ended.set()
 
     def _loop(self) -> None:
-        active = time.monotonic()
+        active = reached = time.monotonic()
         while not self.stop.no_more():
-            claimed = self._claim()
-            if claimed is None:
-                if self.stop.once or (self.stop.until_empty and not self._may_come()):
+            try:
+                claimed = self._claim()
+                if claimed is None and (self.stop.once or (self.stop.until_empty and not self._may_come())):
                     return
+                reached = time.monotonic()
+            except InfrastructureError as error:
+                if time.monotonic() - reached > GONE_SECONDS:
+                    raise
+                self.log(f"{error}; trying again")
+                self.stop.asked.wait(MOST_WAIT)
+                continue
+            if claimed is None:
                 self.stop.asked.wait(wait_after(time.monotonic() - active))
                 continue
             self._do(claimed)
