@@ -285,12 +285,17 @@ class _Worker:
 def source_text(what: KernelSource) -> str:
     """The source with its macros defined, behind the library headers that it begins with: what is before them is the
     same for all variants, and is precompiled once."""
-    begin = _LIBRARY_HEADERS.match(what.source)
-    head = begin[0] if begin is not None else ""
+    head = library_head(what.source)
     stop = "#pragma nv_hdrstop\n" if "include" in head else ""
     macros = "".join(f"#define {name} {value}\n" for name, value in sorted(what.defines.items()))
     lines = head.count("\n") + 1
     return f'{head}{stop}{macros}#line {lines} "{SOURCE}"\n{what.source[len(head) :]}'
+
+
+def library_head(source: str) -> str:
+    """The lines that a source begins with, as far as they include headers of libraries."""
+    begin = _LIBRARY_HEADERS.match(source)
+    return begin[0] if begin is not None else ""
 
 
 def find_nvrtc() -> Path:
