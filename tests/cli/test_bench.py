@@ -156,3 +156,22 @@ def test_what_cannot_be_run_is_said_before_anything_is_begun(tmp_path: Path, cac
     assert done.returncode == 2
     assert "there is no folder" in done.stderr
     assert not (tmp_path / "sweep").exists()
+
+
+def test_a_sweep_that_is_asked_to_stop_ends_soon_and_says_how_to_go_on(
+    tasks: Path, tmp_path: Path, cache: Path
+) -> None:
+    line = command("bench", "folder", tasks, *SCREEN, "--compute", "spool:nobody", "--jobs", "2", "--out", "sweep")
+    process = subprocess.Popen(
+        line, cwd=tmp_path, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    journal = tmp_path / "sweep" / "journal.jsonl"
+    while len(of_kind(journal, "item")) < 2:
+        assert process.poll() is None, "ended although nobody does its work"
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "go on with: stitchcuda bench resume sweep" in told
+    assert of_kind(journal, "stopped")
+    assert "3 of 3" in (tmp_path / "sweep" / "table.md").read_text()

@@ -15,7 +15,7 @@ from stitchcuda.agents.lookup import Library
 from stitchcuda.benchmark.governor import Governor
 from stitchcuda.benchmark.measuring import HELD, Place, measured_seconds
 from stitchcuda.benchmark.model import Ending, Item, Record, SweepConfig
-from stitchcuda.errors import TaskError
+from stitchcuda.errors import StitchError, TaskError
 from stitchcuda.evaluation.model import Evaluation, Finding, Timing
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.files import load_program
@@ -69,7 +69,17 @@ def run_item(
             return failed(item, "not_runnable", str(error))
     run = _begun(place)
     assert run is not None
-    return read_record(item, run, folder)
+    record = read_record(item, run, folder)
+    _write_page(run)
+    return record
+
+
+def _write_page(run: RunFolder) -> None:
+    """The run's own page, which the sweep's links to; a page that cannot be made costs the item nothing."""
+    from stitchcuda.report.run_html import write_report
+
+    with contextlib.suppress(StitchError, ValueError):
+        write_report(run)
 
 
 def _begun(place: Path) -> RunFolder | None:
@@ -108,7 +118,9 @@ def read_record(item: Item, run: RunFolder, folder: Path) -> Record:
     device_seconds = measured_seconds(run.path.parent / HELD) or sum(r.seconds for r in records if r.kind in MEASURING)
     spent = result.spent
     unpriced = spent.usd == 0 and spent.input_tokens + spent.output_tokens > 0
-    shown: dict[str, Any] = of_evaluation(best.evaluation) if best is not None else {}
+    shown: dict[str, Any] = (
+        of_evaluation(best.evaluation) if best is not None else {"labels": _labels(measured, prepared)}
+    )
     provenance = best.evaluation.provenance if best else next((m.evaluation.provenance for m in measured), {})
     honesty = _honesty(run, best) if best is not None else None
     return Record(
@@ -136,6 +148,14 @@ def read_record(item: Item, run: RunFolder, folder: Path) -> Record:
         provenance=_kept(provenance, result),
         **({"seconds": dict(result.seconds)} | shown),
     )
+
+
+def _labels(measured: Sequence[Measured], prepared: Prepared | None) -> list[str]:
+    """What programs that did not hold have shown about the task; nothing about the programs themselves."""
+    found = {label for one in measured for label in one.evaluation.labels} - {"seeded_weights"}
+    if prepared is not None and prepared.facts.stochastic:
+        found.add("stochastic")
+    return sorted(found)
 
 
 def of_evaluation(evaluation: Evaluation) -> dict[str, Any]:

@@ -115,8 +115,9 @@ def _tasks(records: Sequence[Record]) -> str:
 
 
 def _link(record: Record) -> str:
-    """A run's own page where there will be one, else its folder."""
-    return f"{record.run}/"
+    """A run's own page; what a scored program's evaluation said."""
+    scored = record.run == f"items/{record.item}"
+    return f"{record.run}/evaluation.json" if scored else f"{record.run}/report.html"
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

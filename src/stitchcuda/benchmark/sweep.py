@@ -32,7 +32,7 @@ from stitchcuda.workflow.records import REPLY, read_records
 from stitchcuda.workflow.run import Interrupted
 from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
 
-GRACE_SECONDS = 10.0
+GRACE_SECONDS = 5.0
 """How long items at work are waited for when the sweep is asked to stop."""
 REFUSALS = 3
 """Items in a row that may fail since their model cannot be reached; then no further one is begun."""
@@ -78,6 +78,7 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
             _unchanged(sweep)
             _check_access(sweep.config)
         if changed or not sweep.complete:
+            SweepConfig.checked(**(sweep.config.model_dump() | (changed or {})))
             log.add("resumed", {"changed": changed or {}})
         return _Running(log, folder, tell).run()
 
