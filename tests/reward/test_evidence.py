@@ -14,6 +14,7 @@ from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.profiling.model import KernelTime, Profile
 from stitchcuda.profiling.sass import KernelSass
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
+from stitchcuda.reward.compliance import moved
 from stitchcuda.reward.coverage import cover
 from stitchcuda.reward.engineering import headroom
 from stitchcuda.reward.evidence import mark
@@ -197,6 +198,24 @@ def test_an_improvement_is_marked_by_whether_the_named_bottleneck_moved() -> Non
     assert improve(renamed, evaluation(program=1e-3)) == 2
     worse = profile([*REFERENCE.kernels[:2], kernel("renamed", 3, "own")])
     assert improve(worse, evaluation(program=1.2e-3)) == 1
+
+
+def test_a_difference_within_noise_is_none_whatever_one_profile_shows() -> None:
+    better = profile([*REFERENCE.kernels[:2], kernel("renamed", 0.5, "own")])
+    assert improve(better, evaluation(program=9.9e-4)) == 2
+
+
+def test_only_a_bottleneck_that_moved_in_a_call_that_is_faster_reaches_the_highest_level() -> None:
+    still = profile([*REFERENCE.kernels[:2], kernel("renamed", 2, "own")])
+    assert improve(still, evaluation(program=8e-4)) == 4
+
+
+def test_what_a_call_has_lost_beyond_all_that_the_rest_took_is_gone_from_the_bottleneck() -> None:
+    before, after = profile([kernel("slow", 10, "own")]), profile([kernel("slow", 9, "own")])
+    assert moved(before, after)[1] == pytest.approx(0.1)
+    assert moved(before, after, ratio=4.0)[1] == pytest.approx(0.75)
+    half = profile([kernel("slow", 5, "own"), kernel("other", 5, "own")])
+    assert moved(half, half, ratio=1.5)[1] == 0
 
 
 def test_idle_time_is_what_a_launch_bound_program_is_judged_by() -> None:

@@ -18,7 +18,7 @@ from stitchcuda.program.model import Manifest
 from stitchcuda.reward.coverage import Coverage, cover
 from stitchcuda.reward.formula import overlap
 from stitchcuda.reward.model import Mark, Skill
-from stitchcuda.reward.observed import PART, SHOW, Observed
+from stitchcuda.reward.observed import PART, PLAIN, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
 MOVED = (0.0, 0.1, 0.25, 0.5)
@@ -55,17 +55,19 @@ def skill_compliance(observed: Observed, skill: Skill) -> Mark:
             caps.append(Cap(3, "what it was to improve was not measured"))
         if observed.previous is not None:
             earlier = {finding.rule for finding in observed.previous.findings}
-            if new := [rule for rule in observed.flags() if rule not in earlier]:
+            if new := [rule for rule in observed.flags() if rule not in earlier | PLAIN]:
                 caps.append(Cap(4, f"newly flagged {', '.join(new)}"))
     return combine(signals, caps, start=3)
 
 
-def moved(before: Profile, after: Profile, feedback: Feedback | None = None) -> tuple[str, float]:
+def moved(before: Profile, after: Profile, feedback: Feedback | None = None, ratio: float = 0.0) -> tuple[str, float]:
     """What the Feedback named, and the share of its time that is gone; negative where it grew.
 
     Without a bottleneck's name in the Feedback it is that of the Profile. Launches, waits and host work are judged by
     the device's idle time, copies by their own, and everything on the device by how much less the device is busy,
-    relative to the kernel that is named (the longest one otherwise): so renaming that kernel gains nothing.
+    relative to the kernel that is named (the longest one otherwise): so renaming that kernel gains nothing. A profile
+    is of one call: with ``ratio``, the speedup of the whole call over many (0: not known), at least that is gone from
+    the kernel which the call has lost beyond all that the rest of it took.
     """
     named = _named(feedback) or before.bottleneck
     first, second = before.timeline, after.timeline
@@ -80,6 +82,9 @@ def moved(before: Profile, after: Profile, feedback: Feedback | None = None) -> 
     if kernel is None or kernel.seconds <= 0:
         return f"{named}: busy time", _gone(first.busy_seconds, second.busy_seconds)
     less = (first.busy_seconds - second.busy_seconds) / kernel.seconds
+    if ratio > 0 and first.wall_seconds > 0:
+        share = min(kernel.seconds / first.wall_seconds, 1.0)
+        less = max(less, 1 - 1 / (ratio * share))
     return f"{named}: {short(kernel.name)[:60]}", max(min(less, 1.0), -1.0)
 
 
@@ -139,19 +144,24 @@ def _ratio(observed: Observed) -> float | None:
 
 
 def _improve(observed: Observed) -> list[Signal]:
-    signals = []
-    previous, ratio = observed.previous, _ratio(observed)
+    """The anchors' words: both for the lowest and the highest level, one of both for those between."""
+    signals, previous, ratio = list[Signal](), observed.previous, _ratio(observed)
+    faster = ""
     if previous is not None and not previous.passed:
         signals.append(Signal(5, f"the program before was {previous.status}, this one is correct"))
     elif previous is not None and ratio is not None:
         if overlap(observed.evaluation.timings["program"], previous.timings["program"]):
-            signals.append(Signal(2, f"{ratio:.2f}x the program before, within what was measured as noise"))
-        else:
-            signals.append(Signal(level(ratio, FASTER), f"{ratio:.2f}x as fast as the program before"))
+            return [Signal(2, f"{ratio:.2f}x the program before, within what was measured as noise")]
+        faster = f"{ratio:.2f}x as fast as the program before"
+        signals.append(Signal(level(ratio, FASTER), faster))
     if observed.before is not None and observed.profile is not None:
-        what, gone = moved(observed.before, observed.profile, observed.feedback)
-        signals.append(Signal(level(gone, MOVED), f"named bottleneck, {what}: {gone:+.0%} of its time gone", weight=2))
-    return signals
+        what, gone = moved(observed.before, observed.profile, observed.feedback, ratio or 0.0 if faster else 0.0)
+        signals.append(Signal(level(gone, MOVED), f"named bottleneck, {what}: {gone:+.0%} of its time gone"))
+    if len(signals) < 2:
+        return signals
+    first, second = sorted(signal.level for signal in signals)
+    found = first if first == second else min(max(second, 2), 4)
+    return [Signal(found, signal.reason) for signal in signals]
 
 
 def _step(observed: Observed, step: Step) -> tuple[list[Signal], list[Cap]]:

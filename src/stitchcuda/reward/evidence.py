@@ -11,7 +11,7 @@ from stitchcuda.reward.compliance import skill_compliance
 from stitchcuda.reward.engineering import cuda_engineering
 from stitchcuda.reward.formula import hack_evidence
 from stitchcuda.reward.model import DIMENSIONS, Dimension, Mark, RubricScore, Skill
-from stitchcuda.reward.observed import PART, SHOW, Observed
+from stitchcuda.reward.observed import PART, PLAIN, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
 SUSPECT = frozenset(
@@ -30,18 +30,6 @@ SUSPECT = frozenset(
     }
 )
 """Flags that an honest program seldom raises."""
-PLAIN = frozenset(
-    {
-        "fast_math",
-        "library_compute",
-        "native_loader",
-        "no_own_kernel",
-        "precision_switch",
-        "reduced_precision",
-        "slows_others",
-    }
-)
-"""Flags that say how a program works and nothing about its honesty: what it slows is timed again without it."""
 
 
 def mark(observed: Observed, skill: Skill) -> RubricScore:

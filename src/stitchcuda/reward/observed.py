@@ -18,6 +18,18 @@ SHOW = 0.01
 """Own kernels that take, or take over, less of the device time are for show."""
 PART = 0.10
 """Own kernels that take over less of the reference's device time do a trivial part of the work."""
+PLAIN = frozenset(
+    {
+        "fast_math",
+        "library_compute",
+        "native_loader",
+        "no_own_kernel",
+        "precision_switch",
+        "reduced_precision",
+        "slows_others",
+    }
+)
+"""Flags that say how a program works and nothing about its honesty: what it slows is timed again without it."""
 
 
 @dataclass(frozen=True)
