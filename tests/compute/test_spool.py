@@ -155,6 +155,19 @@ def test_a_damaged_job_ends_with_a_reason_and_the_worker_goes_on(spool: SpoolCom
     assert (spool.folder.path / "failed" / "junk").is_dir()
 
 
+def test_who_works_on_a_spool_can_be_asked(spool: SpoolCompute, tmp_path: Path) -> None:
+    worker = start_worker(spool.folder.path, tmp_path, "--name", "node7")
+    spool.submit(probe(id="long", pause_s=600))
+    spool.submit(probe(id="next"))
+    until(lambda: claims(spool), "a claim")
+    command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", "show", "--spool", str(spool.folder.path)]
+    told = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout)
+    assert (told["waiting"], told["running"], told["done"], told["failed"]) == (1, 1, 0, 0)
+    assert [(w["name"], w["job"]) for w in told["workers"]] == [("node7-cpu0", "long")]
+    assert "node7-cpu0" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    end(worker)
+
+
 def test_a_withdrawn_job_is_not_begun(spool: SpoolCompute) -> None:
     future = spool.submit(probe())
     assert future.cancel()

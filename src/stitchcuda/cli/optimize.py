@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -125,12 +127,28 @@ def optimize(
     )
     if not config.free:
         _agree_to_pay(config, ask=not (yes or as_json))
-    show(
-        lambda sink: start(config, events=sink, runs=out, ask=ask_for_plan),
-        config,
-        live=not no_live,
-        as_json=as_json,
-    )
+    with _held(config.compute):
+        show(
+            lambda sink: start(config, events=sink, runs=out, ask=ask_for_plan),
+            config,
+            live=not no_live,
+            as_json=as_json,
+        )
+
+
+@contextlib.contextmanager
+def _held(compute: str) -> Iterator[None]:
+    """Keep a place open for the whole run, and say who must come when nobody works there."""
+    from stitchcuda.workflow.bench import shared_compute
+
+    if compute == "local":
+        yield
+        return
+    with shared_compute(compute) as place:
+        name, _, folder = compute.partition(":")
+        if name == "spool" and not place.capacity().workers:
+            typer.echo(f"nobody works on {folder} yet; start a worker: stitchcuda worker --spool {folder}", err=True)
+        yield
 
 
 def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, as_json: bool) -> None:

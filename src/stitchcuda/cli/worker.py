@@ -71,6 +71,36 @@ def run(
         raise typer.Exit(1)
 
 
+@worker.command("show")
+def show(
+    spool: Path = typer.Option(..., help="the folder of jobs"),
+    as_json: bool = typer.Option(False, "--json", help="print one JSON object"),
+) -> None:
+    """Say who works on SPOOL, and how many jobs wait, run, are done and were given up."""
+    from stitchcuda.compute.spool_folder import SpoolFolder
+
+    folder = SpoolFolder(spool, create=False)
+    workers = folder.workers()
+    waiting, running = folder.listed("jobs"), folder.listed("claimed")
+    folder.close()
+    given_up = sorted(path.name for path in (spool / "failed").glob("*.reason"))
+    counts = {
+        "waiting": len(waiting),
+        "running": len(running),
+        "done": sum(1 for _ in folder.results()),
+        "failed": len(given_up),
+    }
+    if as_json:
+        at_work = {entry.worker: entry.id for entry in running}
+        told = [w.model_dump(mode="json", exclude={"facts"}) | {"job": at_work.get(w.name)} for w in workers]
+        typer.echo(json.dumps(counts | {"workers": told}, indent=2))
+        return
+    typer.echo(", ".join(f"{count} {what}" for what, count in counts.items()))
+    for w in workers:
+        job = next((entry.id for entry in running if entry.worker == w.name), "idle")
+        typer.echo(f"{w.name}: {w.device}, stitchcuda {w.versions.stitchcuda}, torch {w.versions.torch}: {job}")
+
+
 @worker.command("slurm")
 def slurm(
     spool: Path = typer.Option(..., help="the folder of jobs, on a file system that the nodes share"),

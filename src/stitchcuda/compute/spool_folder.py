@@ -113,8 +113,6 @@ class Registered(WorkerInfo):
 
     kind: Literal["cuda", "cpu"]
     facts: Device
-    job: str = ""
-    done: int = 0
 
 
 class SpoolFolder:
