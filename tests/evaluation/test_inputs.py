@@ -145,6 +145,14 @@ def test_prepare_may_give_up_the_weights_it_has_packed(judge: Judge) -> None:
     assert evaluation.status == "correct", evaluation.message
 
 
+def test_a_busy_machine_leaves_out_no_family(judge: Judge) -> None:
+    busy = QUICK.model_copy(update={"family_seconds": 1e-9})
+    evaluation = judge(make_task(MATRIX), program("return self.l(x)", "self.l = nn.Linear(64, 32)"), settings=busy)
+    assert evaluation.correctness is not None
+    checked = {name for name, how in evaluation.correctness.families.items() if how == "checked"}
+    assert checked == {"signed", "offset", "spikes", "sparse", "permuted", "probe"}
+
+
 def test_families_that_the_reference_does_not_stand_are_named(judge: Judge) -> None:
     task = make_task(task_source("x.log() + x.sqrt()", "torch.rand(32, 32) + 0.5"))
     evaluation = judge(task, program("return x.log() + x.sqrt()"), settings=EVERY)

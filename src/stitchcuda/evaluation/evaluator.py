@@ -52,6 +52,10 @@ RELATED_SHARE = 0.25
 """Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements;
 beside one of each that every batch has."""
 
+QUICK_S = 0.05
+"""Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
+machine, about a second."""
+
 KEPT_TRACES = 16
 """Traces of the latest Programs that are kept."""
 
@@ -377,16 +381,18 @@ class Evaluator:
     ) -> None:
         """The first calls: ``full`` of each case against fp64, then more until warm. A Program's outputs are held, and
         all its full checks but the first are on families of inputs; where ``full`` asks for some of these, the others
-        follow while ``family_seconds`` last."""
+        follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which families a
+        Program meets must not depend on what else the machine does."""
         cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
         families = program and settings.defences
+        quick = self.kind == "cpu" and self.facts.eager_seconds <= QUICK_S and settings.family_seconds > 0
         for case in cases:
             began = time.monotonic()
             most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
             for index in range(max(most, settings.warmup_calls)):
                 hold = program and case == cases[0] and index < self.held_calls()
                 wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
-                late = index >= full and time.monotonic() - began > settings.family_seconds
+                late = index >= full and not quick and time.monotonic() - began > settings.family_seconds
                 judged = index < most and not late
                 if late and index >= settings.warmup_calls:
                     break

@@ -43,7 +43,7 @@ class EvaluationSettings(BaseModel):
         default=1.0,
         ge=0,
         description="screen: families of inputs beyond those that the seeds cover are checked for so long, per case, "
-        "seconds; publish checks all of them",
+        "seconds; where a call is short on cpu all of them, unless this is 0, as publish does",
     )
     warmup_calls: int = Field(default=3, ge=1, description="untimed calls with fresh inputs before the clock counts")
     held_outputs: int = Field(
