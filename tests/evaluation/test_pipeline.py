@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,6 +132,22 @@ def test_a_closed_pipeline_drops_what_waits(tmp_path: Path) -> None:
     pipeline.close()
     with pytest.raises(InfrastructureError, match="was closed"):
         pipeline.submit(EXPECTED["double python"][1]).result()
+
+
+def test_an_error_of_the_user_ends_what_runs_at_once(tmp_path: Path) -> None:
+    endless = python("[x for _ in iter(int, 1)] and x")
+    settings = QUICK.model_copy(update={"call_timeout_s": 600.0})
+    pipeline = Pipeline(DEVICE, cache=tmp_path, settings=settings, lanes=1, gate=Gate(None))
+    running = pipeline.submit(job("endless", RELU, endless))
+    waiting = pipeline.submit(job("waits", RELU, python("torch.relu(x)")))
+    deadline = time.monotonic() + 60
+    while not any(seat.evaluator._sessions for seat in pipeline._seats) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(KeyError), pipeline:
+        raise KeyError
+    assert running.result(timeout=60).evaluation.status != "correct"
+    with pytest.raises(InfrastructureError, match="was closed"):
+        waiting.result(timeout=60)
 
 
 def test_what_a_task_needs_grows_with_its_tensors() -> None:

@@ -133,15 +133,19 @@ class Pipeline:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(abort=kind is not None)
 
-    def close(self) -> None:
-        """Let what is under way come to its end, drop what waits (its future raises InfrastructureError), and end the
-        oracles; safe to call twice."""
+    def close(self, *, abort: bool = False) -> None:
+        """Let what is under way come to its end (``abort``: kill its processes), drop what waits, whose futures raise
+        InfrastructureError, and end the oracles; safe to call twice."""
         with self._changed:
             self._closed = True
             dropped, self._ready = self._ready, []
+            busy = [seat.evaluator for seat in self._seats if seat.busy]
             self._changed.notify_all()
+        for evaluator in busy if abort else []:
+            for session in list(evaluator._sessions):
+                session.abort()
         for ticket in dropped:
             ticket.result.set_exception(_closed())
         self._building.shutdown(wait=True)
@@ -185,6 +189,8 @@ class Pipeline:
         return result
 
     def _build(self, job: Job, result: Future[Done], queued: float) -> None:
+        if self._queue(None, result):
+            return
         try:
             # On cpu compilers use the cores that a clock counts on.
             with self.gate.hold("start", job.name) if self.kind == "cpu" else contextlib.nullcontext():
@@ -203,12 +209,18 @@ class Pipeline:
         except BaseException as error:
             result.set_exception(error)
             return
+        self._queue(ticket, result)
+
+    def _queue(self, ticket: _Ticket | None, result: Future[Done]) -> bool:
+        """Add what is ready, if anything; whether the pipeline is closed, which whoever waits then hears."""
         with self._changed:
-            if not self._closed:
+            closed = self._closed
+            if ticket is not None and not closed:
                 self._ready.append(ticket)
                 self._changed.notify()
-                return
-        result.set_exception(_closed())
+        if closed:
+            result.set_exception(_closed())
+        return closed
 
     def _evaluator(self, job: Job) -> Evaluator:
         return Evaluator(job.task, job.facts, self.device, cache=self.cache, settings=self.settings, gate=self.gate)
