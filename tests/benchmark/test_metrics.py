@@ -74,10 +74,10 @@ def test_what_one_run_finds_out_about_a_task_holds_for_its_other_runs() -> None:
     assert found.apart[0].runs == 2
 
 
-def test_what_the_machine_is_to_blame_for_is_not_counted_but_said() -> None:
-    found = summarise([record("a", 2.0), record("b", status="infrastructure_error", message="the disk is full")])
+def test_a_reference_that_does_not_run_is_not_counted_but_said() -> None:
+    found = summarise([record("a", 2.0), record("b", status="not_runnable", message="it needs 80 GB")])
     assert found.main.tasks == 1
-    assert found.unscored == {"b.0": "infrastructure_error: the disk is full"}
+    assert found.unscored == {"b.0": "not_runnable: it needs 80 GB"}
 
 
 def test_cheating_is_counted_by_task_and_by_program() -> None:

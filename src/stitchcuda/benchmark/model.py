@@ -19,14 +19,13 @@ Ending = Literal[
     "no_rewrite",
     "nothing_correct",
     "not_runnable",
-    "infrastructure_error",
 ]
 """What became of an item. correct: a program held in the final check and is not slower than eager; no_gain: it held and
-is slower; no_rewrite and nothing_correct: no program. not_runnable: the reference itself does not run here.
-infrastructure_error: the machine failed each time; neither is scored."""
+is slower; no_rewrite and nothing_correct: no program. not_runnable: the reference itself does not run here; not scored.
+An item at which the machine failed has no ending: it stays open, and resuming the sweep tries it again."""
 
 SOLVED: frozenset[Ending] = frozenset({"correct", "no_gain"})
-UNSCORED: frozenset[Ending] = frozenset({"not_runnable", "infrastructure_error"})
+UNSCORED: frozenset[Ending] = frozenset({"not_runnable"})
 
 
 class Arm(BaseModel):
@@ -85,7 +84,9 @@ class SweepConfig(BaseModel):
     )
     compute: str = Field(default="local", description="where evaluations run")
     jobs: int = Field(default=1, ge=1, le=256, description="items at work at the same time")
-    tries: int = Field(default=2, ge=1, le=10, description="times that an item is tried when the machine fails")
+    tries: int = Field(
+        default=2, ge=1, le=10, description="times that an item is tried when the machine fails, in one go"
+    )
 
     @field_validator("programs", "folder", "root")
     @classmethod
@@ -203,5 +204,5 @@ class Record(BaseModel):
 
     @property
     def scored(self) -> bool:
-        """Counts, for or against; what the machine or the task is to blame for does not."""
+        """Counts, for or against; what the task itself is to blame for does not."""
         return self.status not in UNSCORED

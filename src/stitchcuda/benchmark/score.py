@@ -20,7 +20,7 @@ EVALUATION = "evaluation.json"
 
 
 def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Place) -> Record:
-    """Evaluate the item's program. Raises InfrastructureError when the machine fails."""
+    """Evaluate the item's program. Raises InfrastructureError when the machine fails, which is nobody's result."""
     place = folder / "items" / item.id
     place.mkdir(parents=True, exist_ok=True)
     try:

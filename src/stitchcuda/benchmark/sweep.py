@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from stitchcuda import __version__
 from stitchcuda.benchmark.folder import SETTINGS, Sweep, to_toml, told, write_results
 from stitchcuda.benchmark.governor import Governor, Stopped
-from stitchcuda.benchmark.item import failed, run_item
+from stitchcuda.benchmark.item import run_item
 from stitchcuda.benchmark.log import NAME, Log
 from stitchcuda.benchmark.measuring import Place
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
@@ -34,8 +34,8 @@ from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
 
 GRACE_SECONDS = 5.0
 """How long items at work are waited for when the sweep is asked to stop."""
-REFUSALS = 3
-"""Items in a row that may fail since their model cannot be reached; then no further one is begun."""
+FAILURES = 3
+"""Items in a row that may fail since their model cannot be reached or the machine fails; then no further is begun."""
 
 Tell = Callable[[str], None]
 
@@ -117,7 +117,7 @@ class _Running:
         self.todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.guard = threading.Lock()
         self.done = len(self.sweep.records)
-        self.refused = 0
+        self.failures = 0
         self.problem: BaseException | None = None
 
     def run(self) -> Sweep:
@@ -197,35 +197,32 @@ class _Running:
                 continue
             try:
                 self._item(item)
-            except ModelAccessError as error:
-                self._refused(item, error)
             except StitchError as error:
-                self.log.add("failed", {"item": item.id, "reason": str(error)})
-                self.tell(f"{item.id}: {error}")
-                self.problem = self.problem or (error if isinstance(error, RunError) else None)
+                self.governor.check()
+                self._failed(item, error)
 
     def _item(self, item: Item) -> None:
         self.log.add("item", {"item": item.id})
         self.tell(f"{item.id}: begun")
-        record: Record | None = None
-        for turn in range(1, self.config.tries + 1):
-            try:
-                record = self._once(item)
-                break
-            except InfrastructureError as error:
-                self.governor.check()
-                self.log.add("failed", {"item": item.id, "reason": str(error)})
-                self.tell(f"{item.id}: the machine failed ({turn} of {self.config.tries}): {error}")
-                if turn == self.config.tries:
-                    record = failed(item, "infrastructure_error", str(error))
-        assert record is not None
-        self.refused = 0
+        record = self._tried(item)
+        self.failures = 0
         self.log.add("record", record.model_dump(mode="json"))
         with self.guard:
             self.done += 1
             count = self.done
             self.write()
         self.tell(f"[{count}/{len(self.sweep.items)}] {item.id}: {_sentence(record)}")
+
+    def _tried(self, item: Item) -> Record:
+        """As often as the settings say where the machine fails; then its last error."""
+        for turn in range(1, self.config.tries):
+            try:
+                return self._once(item)
+            except InfrastructureError as error:
+                self.governor.check()
+                self.log.add("failed", {"item": item.id, "reason": str(error)})
+                self.tell(f"{item.id}: the machine failed ({turn} of {self.config.tries}): {error}")
+        return self._once(item)
 
     def _once(self, item: Item) -> Record:
         if self.config.suite == "score":
@@ -240,16 +237,20 @@ class _Running:
             excluded=self.excluded,
         )
 
-    def _refused(self, item: Item, error: ModelAccessError) -> None:
-        """The model cannot be reached: other items may fare better, but not when it is refused again and again."""
+    def _failed(self, item: Item, error: StitchError) -> None:
+        """The item stays open. Others may fare better, but not where the model cannot be reached or the machine fails
+        again and again, or a run's folder is damaged."""
         self.log.add("failed", {"item": item.id, "reason": str(error)})
         self.tell(f"{item.id}: {error}")
-        self.refused += 1
-        if self.refused >= REFUSALS:
-            self.problem = ModelAccessError(
-                f"{REFUSALS} items in a row got no answer from their model, so no further one was begun; the last: "
-                f"{error} Go on with `stitchcuda bench resume {self.folder}`."
-            )
+        if isinstance(error, RunError):
+            self.problem = self.problem or error
+        if isinstance(error, (ModelAccessError, InfrastructureError)):
+            self.failures += 1
+            if self.failures >= FAILURES:
+                self.problem = type(error)(
+                    f"{FAILURES} items in a row failed for reasons that are not theirs, so no further one was begun; "
+                    f"the last: {error}"
+                )
 
 
 def _sentence(record: Record) -> str:

@@ -89,6 +89,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print the results object onl
 
 @app.command("kernelbench")
 def kernelbench(
+    context: typer.Context,
     root: Root = None,
     level: Level = None,
     ids: Ids = None,
@@ -122,40 +123,12 @@ def kernelbench(
     Exit status 1 when an item could not be brought to its end; `bench resume`
     goes on with it.
     """
-    from stitchcuda.benchmark.model import SweepConfig
-
-    config = SweepConfig.checked(
-        suite="kernelbench",
-        root=_absolute(root),
-        levels=level or [],
-        ids=ids,
-        split=split,
-        target=target,
-        precision=precision,
-        tier=tier,
-        seeds=seeds,
-        model=model,
-        base_url=base_url,
-        agents=agents,
-        ablate=ablate or [],
-        knowledge=knowledge,
-        budget=budget,
-        iterations=iterations,
-        seconds=seconds,
-        item_usd=item_usd,
-        usd=budget_usd,
-        tokens_per_minute=tokens_per_minute,
-        beam=beam,
-        drafts=drafts,
-        stock=stock,
-        compute=compute,
-        jobs=jobs or _usual_jobs(model, target),
-    )
-    _run(config, out, f"kernelbench-{model}", as_json, yes)
+    _run(_config("kernelbench", context), context, f"kernelbench-{model}")
 
 
 @app.command("folder")
 def folder(
+    context: typer.Context,
     tasks: Annotated[Path, typer.Argument(metavar="DIR", help="KernelBench-format task files, also in subfolders.")],
     target: Target = "auto",
     precision: PrecisionClass = None,
@@ -182,37 +155,12 @@ def folder(
     as_json: Json = False,
 ) -> None:
     """Optimise all task files of a folder; subfolders are groups of the table."""
-    from stitchcuda.benchmark.model import SweepConfig
-
-    config = SweepConfig.checked(
-        suite="folder",
-        folder=_absolute(tasks),
-        target=target,
-        precision=precision,
-        tier=tier,
-        seeds=seeds,
-        model=model,
-        base_url=base_url,
-        agents=agents,
-        ablate=ablate or [],
-        knowledge=knowledge,
-        budget=budget,
-        iterations=iterations,
-        seconds=seconds,
-        item_usd=item_usd,
-        usd=budget_usd,
-        tokens_per_minute=tokens_per_minute,
-        beam=beam,
-        drafts=drafts,
-        stock=stock,
-        compute=compute,
-        jobs=jobs or _usual_jobs(model, target),
-    )
-    _run(config, out, f"{tasks.resolve().name}-{model}", as_json, yes)
+    _run(_config("folder", context), context, f"{tasks.resolve().name}-{model}")
 
 
 @app.command("score")
 def score(
+    context: typer.Context,
     programs: Annotated[
         Path,
         typer.Argument(
@@ -237,24 +185,7 @@ def score(
     as_json: Json = False,
 ) -> None:
     """Judge and time programs that others made, as strictly as our own."""
-    from stitchcuda.benchmark.model import SweepConfig
-
-    config = SweepConfig.checked(
-        suite="score",
-        programs=_absolute(programs),
-        folder=_absolute(tasks),
-        root=_absolute(root),
-        levels=level or [],
-        ids=ids,
-        split=split,
-        target=target,
-        precision=precision,
-        tier=tier,
-        stock=stock,
-        compute=compute,
-        jobs=jobs or _usual_jobs("recipes", target),
-    )
-    _run(config, out, f"score-{programs.resolve().name}", as_json)
+    _run(_config("score", context), context, f"score-{programs.resolve().name}")
 
 
 @app.command("resume")
@@ -360,17 +291,36 @@ def _agree_to_pay(config: SweepConfig, ask: bool) -> None:
         raise typer.Exit(1)
 
 
-def _run(config: SweepConfig, out: Path | None, name: str, as_json: bool, yes: bool = True) -> None:
+def _config(suite: str, context: typer.Context) -> SweepConfig:
+    """The sweep's settings, of the options as given. Raises StitchError for what cannot be used."""
+    from stitchcuda.benchmark.model import SweepConfig
+
+    given = {NAMES.get(name, name): value for name, value in context.params.items() if name not in OF_THE_COMMAND}
+    paths = {name: str(Path(given[name]).resolve()) for name in ("root", "folder", "programs") if given.get(name)}
+    lists = {name: given[name] or [] for name in ("levels", "ablate") if name in given}
+    kept: dict[str, Any] = given | paths | lists
+    jobs = kept.pop("jobs") or _usual_jobs(kept.get("model", "recipes"), kept["target"])
+    return SweepConfig.checked(suite=suite, jobs=jobs, **kept)
+
+
+NAMES = {"level": "levels", "tasks": "folder", "budget_usd": "usd"}
+"""Of options, where the settings call them otherwise."""
+OF_THE_COMMAND = ("context", "out", "yes", "as_json")
+"""Options that are no settings of the sweep."""
+
+
+def _run(config: SweepConfig, context: typer.Context, name: str) -> None:
     """Start a sweep in its folder."""
     import datetime
 
-    if config.suite != "score" and config.model != "recipes":
-        _agree_to_pay(config, ask=not (yes or as_json))
     from stitchcuda.benchmark.sweep import start
     from stitchcuda.task.loader import safe_name
 
+    out, as_json = context.params["out"], context.params["as_json"]
+    if config.suite != "score" and config.model != "recipes":
+        _agree_to_pay(config, ask=not (context.params["yes"] or as_json))
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    place = out or Path("sweeps") / f"{stamp}-{safe_name(name)}"
+    place = Path(out or Path("sweeps") / f"{stamp}-{safe_name(name)}")
     _watch(lambda tell: start(config, place, tell=tell), place, as_json)
 
 
@@ -412,7 +362,3 @@ def _print_json(data: Any) -> None:
     from stitchcuda.workflow.result import finite
 
     typer.echo(json.dumps(finite(data), indent=1))
-
-
-def _absolute(path: Path | None) -> str | None:
-    return str(path.resolve()) if path is not None else None
