@@ -14,17 +14,22 @@ from stitchcuda.agents.schemes import Agents, Part, arranged
 from stitchcuda.errors import StitchError
 from stitchcuda.profiling.model import KernelCounters, Profile
 from stitchcuda.program.model import Program
+from stitchcuda.recipes.seeds import seeded
+from stitchcuda.task.model import Task
 from stitchcuda.workflow.approval import approval, later
 from stitchcuda.workflow.config import RunConfig
+from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.journal import Journal
 from stitchcuda.workflow.machine import Machine
 from stitchcuda.workflow.result import Result
+from stitchcuda.workflow.story import read_story
 from tests.agents.support import hasty
 from tests.support.scripted_endpoint import Request, ScriptedEndpoint, text, tool
 from tests.workflow.world import DEVICE, TASK, Ear, ToyBench, new_folder
 
 STEP = {"title": "one row softmax", "operators": ["softmax"], "fusion": "f", "acceptance": "a"}
 PLAN = {"summary": "s", "bottleneck": "memory", "ideas": [{"name": "rows", "rationale": "bytes", "steps": [STEP]}]}
+SMALL_TASK = Path(__file__).parents[2] / "examples" / "postprocess.py"
 SECRET_COUNTER = "smsp__not_one_of_them.pct"
 
 
@@ -66,7 +71,15 @@ class Counting(ToyBench):
         return super().profile(program).model_copy(update={"counters": [counters]})
 
 
-def go(tmp_path: Path, model: Model, *, agents: Agents = "full", ablate: Sequence[Part] = (), **more: object) -> Result:
+def go(
+    tmp_path: Path,
+    model: Model,
+    *,
+    agents: Agents = "full",
+    ablate: Sequence[Part] = (),
+    task: Task = TASK,
+    **more: object,
+) -> Result:
     """A whole run with the given arrangement."""
     settings = RunConfig.checked(
         task="toy.py", model="openai:scripted", agents=agents, ablate=list(ablate), sol_fraction=1.0, **more
@@ -74,14 +87,15 @@ def go(tmp_path: Path, model: Model, *, agents: Agents = "full", ablate: Sequenc
     folder = new_folder(tmp_path, settings)
     with ScriptedEndpoint(model) as endpoint, Journal.open(folder.path) as journal:
         whole = mind("openai:scripted", base_url=endpoint.base_url, log=journal, settings=hasty())
+        arranged_mind = arranged(whole, settings.agents, settings.ablate, judge=whole.judge)
         return Machine(
             settings,
-            TASK,
+            task,
             DEVICE,
             journal=journal,
             folder=folder,
             bench=Counting(),
-            mind=arranged(whole, settings.agents, settings.ablate, judge=whole.judge),
+            mind=seeded(arranged_mind) if settings.seeded else arranged_mind,
             sink=Ear(),
             approve=approval(folder, resumed=False, ask=later),
         ).run()
@@ -157,12 +171,21 @@ def test_without_the_profile_nobody_is_told_where_time_goes(tmp_path: Path) -> N
     assert any("it was not profiled" in text for text in blind.texts)
 
 
-def test_without_recipes_no_worked_technique_is_shown(tmp_path: Path) -> None:
-    taught, untaught = Model(["correct 1.2"]), Model(["correct 1.2"])
-    go(tmp_path / "a", taught, iterations=1, drafts=1)
-    go(tmp_path / "b", untaught, ablate=["recipes"], iterations=1, drafts=1)
-    first, second = (m.texts[m.roles.index("coder")] for m in (taught, untaught))
-    assert len(second) < len(first) - 200
+def test_recipes_best_idea_joins_the_first_plan_and_costs_no_reply(tmp_path: Path) -> None:
+    source = SMALL_TASK.read_text()
+    task = TASK.model_copy(update={"source": source, "name": "small"})
+    model = Model(["correct 1.2"])
+    result = go(tmp_path, model, iterations=1, drafts=1, beam=1, task=task)
+    assert model.roles == ["plan", "coder", "feedback"]
+    story = read_story(RunFolder(Path(result.run)))
+    ideas = sorted(attempt.idea for attempt in story.attempts)
+    assert len(ideas) == 2
+    assert ideas[0].startswith("recipes: ")
+    assert result.spent.iterations == 1, "a recipe is no candidate beside a model"
+    without = Model(["correct 1.2"])
+    go(tmp_path, without, ablate=["recipes"], iterations=1, drafts=1, beam=1, task=task)
+    assert without.roles == model.roles
+    assert not any("recipes: " in text for text in without.texts)
 
 
 def test_without_knowledge_nothing_is_looked_up() -> None:

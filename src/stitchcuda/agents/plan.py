@@ -42,6 +42,11 @@ class Idea(BaseModel):
     risk: str = ""
     steps: list[Step] = Field(min_length=1)
 
+    @property
+    def by_recipes(self) -> bool:
+        """Every step is a recipe's: it costs nothing to write, and comes out the same each time."""
+        return all(step.recipes for step in self.steps)
+
 
 class Plan(BaseModel):
     """What the Planner answers. ``ideas`` are sorted by promise; none means 'no rewrite found' and why."""

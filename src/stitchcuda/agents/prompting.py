@@ -94,7 +94,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         log=_log(evaluation),
         feedback=request.feedback,
         attempts=request.attempts,
-        techniques=techniques(request.step, request.task.target.kind) if request.techniques else [],
+        techniques=techniques(request.step, request.task.target.kind),
         references=request.references,
         source_limit=_source_room(shown, request.references),
     )

@@ -67,7 +67,6 @@ class CodeRequest(BaseModel):
     evaluation: Evaluation | None = None
     attempts: list[Attempt] = Field(default_factory=list)
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
-    techniques: bool = Field(default=True, description="show worked techniques that the step names")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 

@@ -19,7 +19,7 @@ from stitchcuda.program.model import Program
 
 Agents = Literal["full", "coder-judge", "single"]
 Part = Literal["planner", "verifier", "profile", "knowledge", "recipes"]
-"""What can be switched off. ``recipes`` are the worked techniques that a Coder's request carries."""
+"""What can be switched off. ``recipes`` are the ideas of model-free rewrites beside the Planner's own."""
 
 WHOLE = Idea(
     name="the whole program",
@@ -84,20 +84,10 @@ class _WithoutHistory:
         return self._verifier.verify(request.model_copy(update={"attempts": [], "reference_profile": None}))
 
 
-class _Untaught:
-    """A Coder whose requests carry no worked techniques."""
-
-    def __init__(self, coder: Coder) -> None:
-        self._coder = coder
-
-    def code(self, request: CodeRequest) -> Program:
-        return self._coder.code(request.model_copy(update={"techniques": False}))
-
-
 def arranged(mind: Mind, agents: Agents, ablate: Sequence[Part], *, judge: Verifier | None = None) -> Mind:
     """``mind`` with other roles around it. ``judge`` is the second role of ``coder-judge``.
 
-    ``knowledge`` is the librarian's business, and so is not switched off here.
+    ``knowledge`` is the librarian's business, and ``recipes`` are ``recipes.seeds``': neither is switched off here.
     """
     if agents == "coder-judge":
         if judge is None:
@@ -113,8 +103,6 @@ def arranged(mind: Mind, agents: Agents, ablate: Sequence[Part], *, judge: Verif
     if "profile" in ablate or agents == "single":
         blind = _Blind(mind.planner, mind.verifier)
         mind = replace(mind, planner=blind, verifier=blind)
-    if "recipes" in ablate:
-        mind = replace(mind, coder=_Untaught(mind.coder))
     if ablate:
         mind = replace(mind, name=mind.name + "".join(f" without {part}" for part in ablate))
     return mind

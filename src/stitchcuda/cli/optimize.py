@@ -55,6 +55,9 @@ def optimize(
     sol_fraction: float = typer.Option(
         0.8, help="stop at this fraction of the hardware's bound", rich_help_panel="Budget"
     ),
+    seeds: bool = typer.Option(
+        True, "--seeds/--no-seeds", help="try the recipes' best idea beside the model's", rich_help_panel="Search"
+    ),
     agents: str = typer.Option(
         "full", help="full, or a comparison system: coder-judge, single", rich_help_panel="Search"
     ),
@@ -113,6 +116,7 @@ def optimize(
         usd=budget_usd,
         target_speedup=target_speedup,
         sol_fraction=sol_fraction,
+        seeds=seeds,
         agents=agents,
         ablate=ablate,
         beam=beam,

@@ -52,6 +52,7 @@ class RunConfig(BaseModel):
     verifier_model: str | None = Field(default=None, description="another model for the Verifier")
     base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint")
 
+    seeds: bool = Field(default=True, description="try the recipes' best idea beside the model's")
     knowledge: bool = Field(default=True, description="look things up in the knowledge base for the model")
 
     agents: Agents = Field(default="full", description="full, or a comparison system: coder-judge, single")
@@ -136,6 +137,11 @@ class RunConfig(BaseModel):
         return self.knowledge and not self.free and self.agents == "full" and "knowledge" not in self.ablate
 
     @property
+    def seeded(self) -> bool:
+        """The recipes' best idea joins the first plan of a model."""
+        return self.seeds and not self.free and self.agents == "full" and "recipes" not in self.ablate
+
+    @property
     def chain(self) -> bool:
         """One program is changed round after round, whatever it does: every round is a candidate."""
         return self.agents == "coder-judge"
@@ -156,7 +162,7 @@ class RunConfig(BaseModel):
 
     def turns_at_once(self) -> int:
         """How many branches are worked on side by side; what is slow and waits for others is a model's reply."""
-        return self.parallel or (1 if self.free else self.ideas_kept() * self.drafts_per_idea())
+        return self.parallel or (1 if self.free else self.ideas_kept() * self.drafts_per_idea() + self.seeded)
 
     def plans_after_first(self) -> int:
         """How often the Planner may be asked again."""

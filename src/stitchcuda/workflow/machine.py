@@ -351,9 +351,11 @@ class Machine:
         self.nodes |= turn.nodes
         self._known.update(turn.known)
         for tried in turn.tried:
-            if not tried.repair or self.config.chain:
+            costs = not (self.mind.paid and turn.branch.idea.by_recipes)  # beside a model, recipes are for nothing
+            if costs and (not tried.repair or self.config.chain):
                 self.candidates += 1
-            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=not tried.repair)
+            candidate = costs and not tried.repair
+            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=candidate)
             self.attempts.append(tried.attempt)
             if tried.trial is not None and tried.trial.evaluation.passed:
                 self._record(tried.trial, tried.attempt)

@@ -175,7 +175,12 @@ def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limi
         settings=settings,
         notify=lambda sentence: sink.emit(Notice(sentence)),
     )
-    return arranged(whole, config.agents, config.ablate, judge=whole.judge)
+    mind = arranged(whole, config.agents, config.ablate, judge=whole.judge)
+    if not config.seeded:
+        return mind
+    from stitchcuda.recipes.seeds import seeded
+
+    return seeded(mind)
 
 
 def _drive(

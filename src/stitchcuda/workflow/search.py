@@ -169,11 +169,17 @@ class Search:
                 fresh.append(idea)
         for branch in self.branches:
             branch.open = False
-        self._spare = deque(fresh[self.beam :])
+        made = [idea for idea in fresh if not idea.by_recipes]
+        # Recipes' ideas beside others take no place from them.
+        seeds = [idea for idea in fresh if idea.by_recipes] if made else []
+        ideas = made or fresh
+        self._spare = deque(ideas[self.beam :])
         self._flat_rounds = 0
         self.rounds = 0
         self._turns.clear()
-        for idea in fresh[: self.beam]:
+        for idea in seeds:
+            self._open(idea, 0)
+        for idea in ideas[: self.beam]:
             for draft in range(self.drafts):
                 self._open(idea, draft)
         return len(fresh)

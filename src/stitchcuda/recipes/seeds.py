@@ -1,0 +1,62 @@
+"""Recipes beside a language model: their best idea joins the first plan, so that the search starts from what can be had
+for nothing and no run ends below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.plan import Plan
+from stitchcuda.agents.roles import Coder, CodeRequest, Mind, Planner, PlanRequest, Verifier, VerifyRequest
+from stitchcuda.errors import StitchError
+from stitchcuda.program.model import Program
+from stitchcuda.recipes.mind import mind as recipes
+
+SEEDS = 1
+"""Ideas of the recipes that join the first plan."""
+
+
+def seeded(mind: Mind) -> Mind:
+    """``mind`` with the recipes' best idea in its first plan; what is a recipe's is written and judged by recipes."""
+    return replace(
+        mind,
+        planner=_Planner(mind.planner),
+        coder=_Coder(mind.coder),
+        verifier=_Verifier(mind.verifier),
+    )
+
+
+class _Planner:
+    def __init__(self, inner: Planner) -> None:
+        self._inner, self._recipes = inner, recipes().planner
+
+    def plan(self, request: PlanRequest) -> Plan:
+        plan = self._inner.plan(request)
+        if request.attempts:
+            return plan
+        try:
+            own = self._recipes.plan(request).ideas[:SEEDS]
+        except StitchError:  # what recipes cannot read is no reason to do without the model
+            return plan
+        taken = {idea.name for idea in plan.ideas}
+        named = [idea.model_copy(update={"name": f"recipes: {idea.name}"}) for idea in own]
+        return plan.model_copy(update={"ideas": [*(i for i in named if i.name not in taken), *plan.ideas]})
+
+
+class _Coder:
+    def __init__(self, inner: Coder) -> None:
+        self._inner, self._recipes = inner, recipes().coder
+
+    def code(self, request: CodeRequest) -> Program:
+        return (self._recipes if request.idea.by_recipes else self._inner).code(request)
+
+
+class _Verifier:
+    def __init__(self, inner: Verifier) -> None:
+        self._inner, self._recipes = inner, recipes().verifier
+
+    def verify(self, request: VerifyRequest) -> Feedback:
+        feedback = (self._recipes if request.idea.by_recipes else self._inner).verify(request)
+        ends = request.idea.by_recipes and feedback.route == "stop"
+        return feedback.model_copy(update={"route": "next"}) if ends else feedback
