@@ -23,7 +23,7 @@ def test_settings_survive_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"compute": "ray"}, "use --compute local"),
+        ({"compute": "slurm"}, "use local, spool:DIR"),
         ({"base_url": "http://user:secret@host/v1"}, "environment variable"),
         ({"base_url": "localhost:80"}, "not an http"),
         ({"target": "tpu"}, "target"),
