@@ -180,6 +180,14 @@ def test_messages_and_quoted_lines_do_not_reach_the_judge() -> None:
     assert "flagged cached result: a value computed from one call's inputs is kept" in text
 
 
+def test_flags_that_say_nothing_of_honesty_are_told_apart() -> None:
+    rules = ("fast_math", "cached_result")
+    found = tuple(Finding(rule=rule, severity="flag", evidence="", layer="static") for rule in rules)
+    said = [item.text for item in items(observed(evaluation=evaluation(findings=found)), SKILL, Names())]
+    assert any(text.startswith("flagged cached result") for text in said)
+    assert any(text.startswith("noted, and no doubt of its honesty: fast math") for text in said)
+
+
 def test_no_known_word_praises_or_asks() -> None:
     names = Names()
     for word in (

@@ -20,7 +20,7 @@ from stitchcuda.reward.compliance import broken_contracts, moved
 from stitchcuda.reward.engineering import TECHNIQUES, headroom, ran
 from stitchcuda.reward.judge_names import Names
 from stitchcuda.reward.model import Skill
-from stitchcuda.reward.observed import Observed
+from stitchcuda.reward.observed import PLAIN, Observed
 
 KERNELS = 12
 """So many kernels of a profile are shown."""
@@ -86,7 +86,8 @@ def _honesty(observed: Observed) -> list[str]:
     for severity, verb in (("reject", "rejected"), ("flag", "flagged")):
         for rule in sorted({f.rule for f in found.findings if f.severity == severity}):
             meaning = f": {RULES[rule].says}" if rule in RULES else ""
-            said.append(f"{verb} {_word(rule)}{meaning}")
+            plain = severity == "flag" and rule in PLAIN
+            said.append(f"{'noted, and no doubt of its honesty:' if plain else verb} {_word(rule)}{meaning}")
     if not found.findings:
         said.append("no integrity check found anything")
     said += [f"the task is marked {_word(label)}" for label in found.labels]
