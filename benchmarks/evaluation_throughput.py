@@ -312,9 +312,13 @@ def settings_of(visit: Visit) -> EvaluationSettings:
 
 
 def cpu(visit: Visit) -> None:
-    """Slice (d): the CPU path, one by one and in the pipeline."""
+    """Slice (d): the CPU path, one by one and in the pipeline, once the stock options are compiled and timed."""
     device = detect("cpu")
     tasks = tasks_of(visit, device)
+    if not visit.options.no_baselines:
+        measure_stock(visit, device, tasks, "cpu prepare")
+    if visit.left:
+        return
     members = list(large("cpu"))[: visit.options.count or 30]
     jobs = jobs_of(members, tasks)
     for way in visit.items("cpu", ["one by one", "pipeline"], needs=60.0):
@@ -340,14 +344,18 @@ def cpu(visit: Visit) -> None:
 def prepare(visit: Visit) -> None:
     """What is done once per task and kept: facts, and the stock options' times."""
     device = detect("cuda")
-    tasks = tasks_of(visit, device)
-    for name in visit.items("prepare", tasks, needs=90.0):
+    measure_stock(visit, device, tasks_of(visit, device), "prepare")
+
+
+def measure_stock(visit: Visit, device: Device, tasks: dict[str, tuple[Task, TaskFacts]], slice_: str) -> None:
+    """Every task's stock options, kept in the cache."""
+    for name in visit.items(slice_, tasks, needs=60.0):
         task, facts = tasks[name]
         began = time.monotonic()
         with Evaluator(task, facts, device, cache=visit.cache, settings=settings_of(visit)) as evaluator:
             timings = evaluator.baselines("screen")
         told = {option: timing.median * 1e3 for option, timing in timings.items()}
-        visit.results.put("prepare", name, {"seconds": time.monotonic() - began, "ms": told})
+        visit.results.put(slice_, name, {"seconds": time.monotonic() - began, "ms": told})
 
 
 def compare(visit: Visit) -> None:

@@ -36,6 +36,7 @@ def page(results: dict[str, Any]) -> str:
         ("tune", _tune),
         ("cpu", _cpu),
         ("prepare", _prepare),
+        ("cpu prepare", _prepare_cpu),
     ):
         if results.get(name):
             parts += [*make(results), "", *_machine(results, name), ""]
@@ -46,7 +47,7 @@ def _machine(results: dict[str, Any], name: str) -> list[str]:
     facts = results.get("provenance", {}).get(name, {})
     order = ("gpu", "driver", "cuda", "torch", "python", "cpu", "cores", "commit", "date")
     return [
-        f"Measured by `benchmarks/evaluation_throughput.py --slice {name}`: "
+        f"Measured by `benchmarks/evaluation_throughput.py --slice {name.split()[0]}`: "
         + ", ".join(f"{key} {facts[key]}" for key in order if facts.get(key))
         + "."
     ]
@@ -175,9 +176,13 @@ def _cpu(results: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _prepare(results: dict[str, Any]) -> list[str]:
+def _prepare(results: dict[str, Any], name: str = "prepare") -> list[str]:
     rows = [
-        [name, f"{each['seconds']:.0f}", ", ".join(f"{option} {ms:.3g}" for option, ms in each["ms"].items())]
-        for name, each in results["prepare"].items()
+        [task, f"{each['seconds']:.0f}", ", ".join(f"{option} {ms:.3g}" for option, ms in each["ms"].items())]
+        for task, each in results[name].items()
     ]
     return ["## Once per task", "", *_table(["task", "seconds", "stock options, ms"], rows)]
+
+
+def _prepare_cpu(results: dict[str, Any]) -> list[str]:
+    return _prepare(results, "cpu prepare")
