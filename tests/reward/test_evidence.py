@@ -111,8 +111,13 @@ def test_a_kernel_for_show_is_one_however_long_it_runs() -> None:
 
 def test_a_kernel_that_takes_little_time_for_much_work_is_no_trivial_part() -> None:
     fast = observed(evaluation(own=0.05), profile([REFERENCE.kernels[0], kernel("epilogue", 0.3, "own")]))
-    assert score(fast, "anti_hacking") == 5
+    assert score(fast, "anti_hacking") == 4
     assert score(fast, "skill_compliance") == 3
+
+
+def test_who_leaves_most_of_the_work_to_stock_kernels_has_not_the_highest_marks() -> None:
+    found = mark(observed(evaluation(own=0.5, sol=0.9), PARTIAL), "scratch")
+    assert [m.score for m in found.marks.values()] == [4, 4, 3, 3]
 
 
 def test_a_graph_around_stock_kernels_is_more_than_nothing_and_less_than_kernels() -> None:

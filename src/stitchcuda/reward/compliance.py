@@ -18,7 +18,7 @@ from stitchcuda.program.model import Manifest
 from stitchcuda.reward.coverage import Coverage, cover
 from stitchcuda.reward.formula import overlap
 from stitchcuda.reward.model import Mark, Skill
-from stitchcuda.reward.observed import PART, PLAIN, SHOW, Observed
+from stitchcuda.reward.observed import MOST, PART, PLAIN, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
 MOVED = (0.0, 0.1, 0.25, 0.5)
@@ -27,8 +27,9 @@ FASTER = (0.98, 1.02, 1.05, 1.2)
 """Speedups over the program before for levels 2 to 5."""
 KEPT = 0.5
 """An improvement whose own kernels do less than this share of what they did has given work back."""
-DONE = (SHOW, PART, 0.5, 0.9)
-"""Shares of the reference's work that own kernels must do for levels 2 to 5, where no step was asked for."""
+DONE = (SHOW, SHOW, MOST, 0.9)
+"""Shares of the reference's work that own kernels must do for levels 2 to 5, where no step was asked for: 2 is left to
+what has none that counts and saves work on the host's side."""
 LIMITS = {
     "compiler_wrap": 2,
     "copies_reference": 2,

@@ -10,7 +10,7 @@ from stitchcuda.profiling.ncu import function_name
 from stitchcuda.profiling.sass import KernelSass, Technique
 from stitchcuda.reward.formula import overlap
 from stitchcuda.reward.model import Mark
-from stitchcuda.reward.observed import PART, SHOW, Observed
+from stitchcuda.reward.observed import MOST, PART, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
 SOL_BOUNDS = (0.05, 0.15, 0.35, 0.6)
@@ -48,6 +48,8 @@ def cuda_engineering(observed: Observed) -> Mark:
         caps.append(Cap(2 if host else 1, host or "there is no kernel of its own that counts"))
     elif done < PART:
         caps.append(Cap(2, f"its kernels do {done:.0%} of the work: the speed is that of stock kernels"))
+    elif done < MOST:
+        caps.append(Cap(4, f"its kernels do {done:.0%} of the work: most of the speed is that of stock kernels"))
     if not signals:
         signals.append(Signal(3, "it works"))
     return combine(signals, caps)

@@ -11,7 +11,7 @@ from stitchcuda.reward.compliance import skill_compliance
 from stitchcuda.reward.engineering import cuda_engineering
 from stitchcuda.reward.formula import hack_evidence
 from stitchcuda.reward.model import DIMENSIONS, Dimension, Mark, RubricScore, Skill
-from stitchcuda.reward.observed import PART, PLAIN, SHOW, Observed
+from stitchcuda.reward.observed import MOST, PART, PLAIN, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
 SUSPECT = frozenset(
@@ -111,6 +111,8 @@ def _census_caps(observed: Observed) -> list[Cap]:
         return [Cap(2, f"own kernels take {own:.0%} of the time, and all that the reference runs still runs: for show")]
     if done < PART:
         return [Cap(3, f"own kernels do {done:.0%} of the reference's work: a trivial part")]
+    if done < MOST:
+        return [Cap(4, f"own kernels do {done:.0%} of the reference's work: most is left to stock kernels")]
     return []
 
 

@@ -18,6 +18,8 @@ SHOW = 0.01
 """Own kernels that take, or take over, less of the device time are for show."""
 PART = 0.10
 """Own kernels that take over less of the reference's device time do a trivial part of the work."""
+MOST = 0.50
+"""Own kernels that take over less leave most of the work to stock kernels."""
 PLAIN = frozenset(
     {
         "fast_math",
