@@ -59,7 +59,7 @@ def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
             "machine": machine(),
         }
         log.add("begun", about)
-        return _Running(log, folder, tell).run()
+        return Running(log, folder, tell).run()
 
 
 def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -> Sweep:
@@ -80,7 +80,7 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
         if changed or not sweep.complete:
             SweepConfig.checked(**(sweep.config.model_dump() | (changed or {})))
             log.add("resumed", {"changed": changed or {}})
-        return _Running(log, folder, tell).run()
+        return Running(log, folder, tell).run()
 
 
 def _unchanged(sweep: Sweep) -> None:
@@ -102,7 +102,7 @@ def _check_access(config: SweepConfig) -> None:
         check_access(config.model, config.base_url)
 
 
-class _Running:
+class Running:
     """One pass over the items that are open."""
 
     def __init__(self, log: Log, folder: Path, tell: Tell) -> None:
