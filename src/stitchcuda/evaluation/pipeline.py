@@ -321,7 +321,7 @@ def memory_need(job: Job) -> int:
     facts = job.facts
     tensors = sum(tensor_bytes(fact) for fact in (*facts.inputs, *facts.outputs) if isinstance(fact, TensorFacts))
     contexts = CONTEXTS if job.task.target.kind == "cuda" else CONTEXTS // 4
-    return 12 * tensors + 8 * 4 * facts.parameters + contexts
+    return 8 * tensors + 8 * 4 * facts.parameters + contexts
 
 
 def tensor_bytes(fact: TensorFacts) -> int:
