@@ -179,7 +179,21 @@ def page(report: dict[str, Any]) -> str:
             f"{totals['evidence and judge']:.3f}.",
             "",
         ]
+    far = report["test"]["mean distance to the readers"]
+    nearer = [name for name in DIMENSIONS if far[name]["evidence and judge"] < far[name]["evidence"]]
+    further = [name for name in DIMENSIONS if far[name]["evidence and judge"] > far[name]["evidence"]]
+    lines += [
+        "## What it shows",
+        "",
+        f"On the test half the judge brings the marks nearer to the readers' on {_listed(nearer)}, further on "
+        f"{_listed(further)}. A judge is off by default.",
+        "",
+    ]
     return "\n".join(lines)
+
+
+def _listed(names: list[Dimension]) -> str:
+    return ", ".join(name.replace("_", " ") for name in names) or "no dimension"
 
 
 def _distance(given: Given, marks: Given, dimension: Dimension) -> float:

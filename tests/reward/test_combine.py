@@ -13,6 +13,7 @@ from stitchcuda.reward.evidence import mark
 from stitchcuda.reward.judge_calibration import ENOUGH, Agreement, Calibration
 from stitchcuda.reward.model import DIMENSIONS, Dimension, Mark, RubricScore, Skill
 from stitchcuda.reward.observed import Observed
+from tests.reward import labelled
 from tests.reward.test_evidence import AVERAGE, BEST, CHEAT, DECORATIVE, IMPOSSIBLE, ONLY_TRIVIAL, PASS_THROUGH
 
 HACKS = {
@@ -127,6 +128,16 @@ def test_no_hack_gains_by_a_judge_that_always_says_five(name: str, skill: Skill)
     found = combine(evidence, FIVES, known()).score
     assert found.total == evidence.total
     assert worth(seen.evaluation, found, skill) == worth(seen.evaluation, evidence, skill)
+
+
+def test_no_labelled_hack_gains_by_a_judge_that_always_says_five() -> None:
+    classes = labelled.classes()
+    hacks = [item for item in labelled.items() if classes[item.id] in labelled.HACKS]
+    seen = [(item, found) for item in hacks if (found := labelled.measured(item)) is not None]
+    assert len(seen) >= 15
+    for item, found in seen:
+        evidence = mark(found, item.skill)
+        assert combine(evidence, FIVES, known()).score.total == evidence.total, item.id
 
 
 @pytest.mark.parametrize("name", HACKS)
