@@ -471,8 +471,8 @@ torch::Tensor c_integers(torch::Tensor x) {
     Case(
         "packed",
         r"""
-static float c_sum_packed(const torch::PackedTensorAccessor32<float, 3> a) {
-  float sum = 0;
+static double c_sum_packed(const torch::PackedTensorAccessor32<float, 3> a) {
+  double sum = 0;
   for (int i = 0; i < a.size(0); ++i)
     for (int j = 0; j < a.size(1); ++j)
       for (int k = 0; k < a.size(2); ++k) sum += a[i][j][k];
@@ -485,9 +485,9 @@ torch::Tensor c_packed(torch::Tensor x) {
 """,
         ("c_packed",),
         "x",
-        "[torch.ones(2, 3, 4)]",
+        "[torch.randn(2, 3, 4)]",
         "ext.c_packed(x)",
-        "x + 24 + x[0, 0, 0]",
+        "x + x.double().sum().float() + x[0, 0, 0]",
     ),
     Case(
         "edges",

@@ -278,6 +278,7 @@ template <class T> const T& ArrayRef<T>::at(size_t i) const {
 #define TORCH_INTERNAL_ASSERT_DEBUG_ONLY(cond, ...) do { } while (false)
 #define AT_ASSERTM(cond, ...) STITCH_CHECK(::c10::Error, cond, ##__VA_ARGS__)
 #define AT_ASSERT(cond, ...) STITCH_CHECK(::c10::Error, cond, ##__VA_ARGS__)
+#define TORCH_WARN(...) std::fprintf(stderr, "Warning: %s\n", ::stitch::text(__VA_ARGS__).c_str())
 #define AT_ERROR(...) throw ::c10::Error(::stitch::text(__VA_ARGS__))
 
 namespace at {

@@ -123,6 +123,15 @@ inline const cudaDeviceProp* getCurrentDeviceProperties() { return getDeviceProp
 inline int warp_size() { return getCurrentDeviceProperties()->warpSize; }
 }  // namespace at::cuda
 
+namespace torch::cuda {
+using namespace at::cuda;
+inline bool is_available() { return device_count() > 0; }
+inline void synchronize(int64_t device = -1) {
+  CUDAGuard guard{c10::DeviceIndex(device)};
+  device_synchronize();
+}
+}  // namespace torch::cuda
+
 #if defined(CUBLAS_API_H_) || defined(CUBLAS_V2_H_)
 #define STITCH_WITH_CUBLAS 1
 #endif

@@ -173,6 +173,8 @@ inline Tensor pow(const Tensor& a, const Tensor& b) { return a.pow(b); }
 inline Tensor pow(const Tensor& a, const Scalar& b) { return a.pow(b); }
 inline Tensor maximum(const Tensor& a, const Tensor& b) { return a.maximum(b); }
 inline Tensor minimum(const Tensor& a, const Tensor& b) { return a.minimum(b); }
+inline Tensor max(const Tensor& a, const Tensor& b) { return a.maximum(b); }
+inline Tensor min(const Tensor& a, const Tensor& b) { return a.minimum(b); }
 inline Tensor clamp(const Tensor& x, const std::optional<Scalar>& low, const std::optional<Scalar>& high = std::nullopt) { return x.clamp(low, high); }
 inline Tensor clamp_min(const Tensor& x, const Scalar& low) { return x.clamp_min(low); }
 inline Tensor clamp_max(const Tensor& x, const Scalar& high) { return x.clamp_max(high); }
@@ -207,6 +209,7 @@ inline std::vector<Tensor> chunk(const Tensor& x, int64_t count, int64_t dim = 0
 inline std::vector<Tensor> split(const Tensor& x, int64_t size, int64_t dim = 0) { return x.split(size, dim); }
 STITCH_FREE(cat, "cat", (TensorList tensors, int64_t dim = 0), tensors, dim)
 STITCH_FREE(stack, "stack", (TensorList tensors, int64_t dim = 0), tensors, dim)
+STITCH_FREE(einsum, "functional.einsum", (const std::string& equation, TensorList tensors), equation, tensors)
 STITCH_FREE(where, "where", (const Tensor& c, const Tensor& a, const Tensor& b), c, a, b)
 inline Tensor addmm(const Tensor& x, const Tensor& a, const Tensor& b, const Scalar& beta = 1, const Scalar& alpha = 1) {
   static ::stitch::Function f{"addmm"};

@@ -199,6 +199,22 @@ struct Keyword {  // a keyword argument; a null value is left out
 };
 constexpr size_t MOST_ARGUMENTS = 16;
 
+// The Python string of a keyword, by the address of its literal. Under the interpreter lock.
+inline PyObject* keyword_name(const char* name) {
+  static const char* known[64];
+  static PyObject* strings[64];
+  const size_t start = (reinterpret_cast<uintptr_t>(name) >> 2) % 64;
+  for (size_t i = 0; i < 64; ++i) {
+    const size_t at = (start + i) % 64;
+    if (known[at] == name) return Ref::borrow(strings[at]).release();
+    if (known[at]) continue;
+    strings[at] = checked(PyUnicode_InternFromString(name)).release();
+    known[at] = name;
+    return Ref::borrow(strings[at]).release();
+  }
+  return checked(PyUnicode_InternFromString(name)).release();
+}
+
 inline Ref call(PyObject* function, const Ref* values, size_t count, std::initializer_list<Keyword> keywords = {}) {
   PyObject* all[MOST_ARGUMENTS + 1];
   PyObject* names[MOST_ARGUMENTS];
@@ -207,7 +223,7 @@ inline Ref call(PyObject* function, const Ref* values, size_t count, std::initia
   for (const Keyword& k : keywords) {
     if (!k.value) continue;
     all[1 + n + named] = k.value.get();
-    names[named++] = PyUnicode_InternFromString(k.name);
+    names[named++] = keyword_name(k.name);
   }
   Ref tuple;
   if (named) {
