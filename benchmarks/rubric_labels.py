@@ -47,6 +47,10 @@ BRIEF = EvaluationSettings(
     correctness_seeds=2, family_seconds=0.3, warmup_calls=2, screen_calls=14, screen_min_calls=8, screen_seconds=1.5
 )
 """On cpu: all checks, fewer calls. Marks need an order here, not a number for a page."""
+MEASURED = (
+    "cpu programs were measured at 58a0dee7a272 (one of them at ced6e2614e78) with one thread on a busy machine of two "
+    "cores."
+)
 DIGITS = 5
 LEAST_SHARE = 0.005
 """Operators of a reference with a smaller share are not told to readers."""
@@ -150,15 +154,19 @@ def agree(chosen: Half | None) -> None:
         raise SystemExit("labels_a.json and labels_b.json are not there yet; see tests/reward/labelled/READING.md")
     known = comparison.rows(labelled.items(), list(readers.values()), labelled.classes())
     document: dict[str, Any] = {"readers": {}, "evidence": {}}
+    halves: list[Half] = [chosen] if chosen else ["tuning", "test"]
     for target in ("cpu", "cuda"):
         document["readers"][target] = comparison.between_readers(known, target)
-    halves: list[Half] = [chosen] if chosen else ["tuning", "test"]
-    for half in halves:
-        document["evidence"][half] = comparison.of_evidence(known, half)
+        for half in halves:
+            found = comparison.of_evidence(known, half, target)
+            if found["programs"]:
+                document["evidence"][f"{half} half, {target}"] = found
     text = comparison.page(document)
     print(text)
     if chosen is None:
-        document = {"provenance": provenance.host_provenance()} | document
+        record = provenance.host_provenance()
+        document = {"provenance": record} | document
+        text += f"\nCompared at {record['commit']} on {record['date']}; {MEASURED}\n"
         provenance.write_json(RESULTS.with_suffix(".json"), _rounded(document))
         provenance.write_text(RESULTS.with_suffix(".md"), text)
 

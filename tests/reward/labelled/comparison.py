@@ -69,9 +69,12 @@ def between_readers(known: Sequence[Row], target: str) -> dict[str, dict[str, fl
     return found
 
 
-def of_evidence(known: Sequence[Row], half: Half) -> dict[str, Any]:
-    """For each dimension and the total: how evidence agrees with the readers' mean on a half; and the order of all."""
-    chosen = [row for row in known if row.item.half == half and row.evidence is not None]
+def of_evidence(known: Sequence[Row], half: Half, target: str) -> dict[str, Any]:
+    """For each dimension and the total: how evidence agrees with the readers' mean on measured programs; and the order.
+
+    Readers knew what was measured of programs for cpu and could only expect it of those for cuda, so both are apart.
+    """
+    chosen = [row for row in known if (row.item.half, row.item.target) == (half, target) and row.evidence is not None]
     found: dict[str, Any] = {"programs": len(chosen), "tasks": len({row.item.task for row in chosen})}
     if not chosen:
         return found
@@ -119,9 +122,8 @@ def page(document: dict[str, Any]) -> str:
         for name, row in found.items():
             lines.append(f"| {_words(name)} | {row['spearman']:.2f} | {row['kappa']:.2f} | {row['difference']:.2f} |")
     for half, found in document["evidence"].items():
-        lines += ["", f"## Evidence beside the readers' mean, {half} half: {found['programs']} programs", ""]
-        if not found["programs"]:
-            continue
+        count = f"{found['programs']} programs over {found['tasks']} tasks"
+        lines += ["", f"## Evidence beside the readers' mean, {half}: {count}", ""]
         lines += ["| dimension | Spearman | scratch | improve | mean difference |", "|---|---|---|---|---|"]
         for name in (*DIMENSIONS, EVERYTHING):
             row = found[name]
