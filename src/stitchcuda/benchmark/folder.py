@@ -54,7 +54,7 @@ class Sweep(BaseModel):
         """What was run, in words."""
         config = self.config
         if config.suite == "folder" or (config.suite == "score" and config.folder):
-            return f"tasks of {Path(config.folder or '.').name}"
+            return f"folder {Path(config.folder or '.').name}"
         levels = ", ".join(map(str, config.levels)) or ("1, 2, 3" if config.split == "test" else "")
         parts = [f"KernelBench level {levels}".strip()] if levels else ["KernelBench"]
         parts += [f"{config.split} split"] if config.split != "all" else []

@@ -35,6 +35,7 @@ def heading(sweep: Sweep) -> list[tuple[str, str]]:
         ("stock options", ", ".join(STOCK.get(name, name) for name in stock) or "none measured yet"),
         ("runs of each task", str(1 + max((item.seed for item in sweep.items), default=0))),
         ("confinement", _several(_of(records, "confinement"))),
+        ("host", _host(sweep)),
         ("stitchcuda", _own_version(sweep)),
         ("measured", _dates(sweep)),
     ]
@@ -89,6 +90,14 @@ def _versions(records: Iterable[Record]) -> str:
 
 def _tier(solved: list[Record], sweep: Sweep) -> str:
     return _several(str(record.tier) for record in solved) or f"{sweep.config.tier} (no number yet)"
+
+
+def _host(sweep: Sweep) -> str:
+    """Where the sweep was run from; evaluations elsewhere have their own host."""
+    have = sweep.machine
+    parts = [f"{have['cores']} cores"] if have.get("cores") else []
+    parts += [f"Python {have['python']}"] if have.get("python") else []
+    return ", ".join([*parts, *([have["system"]] if have.get("system") else [])])
 
 
 def _own_version(sweep: Sweep) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from stitchcuda.benchmark.folder import Sweep
@@ -40,7 +40,7 @@ th, td { text-align: right; padding: .25rem .6rem; border-bottom: 1px solid var(
 th { color: var(--faint); font-weight: 500; } th:first-child, td:first-child { text-align: left; }
 td.wide { white-space: normal; text-align: left; min-width: 14rem; }
 .scroll { overflow-x: auto; } .faint { color: var(--faint); font-size: .85rem; }
-svg { width: 100%; height: auto; display: block; max-width: 960px; }
+svg { width: 100%; height: auto; display: block; min-width: 620px; max-width: 960px; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--text); } svg .tick, svg .failure { fill: var(--faint); }
 .gain { fill: var(--gain); } .loss { fill: var(--loss); } .grid { stroke: var(--line); }
 .one { stroke: var(--text); } .whisker { stroke: var(--text); stroke-width: 1.5; }
@@ -63,10 +63,10 @@ def page(sweep: Sweep) -> str:
     ]
     if summary.main.tasks:
         parts += [_facts(summary), "<h2>Speedup over the best stock option, task by task</h2>"]
-        parts += [speedup_svg([record for record in sweep.records if not place(record.labels)])]
+        parts += [_plot(record for record in sweep.records if not place(record.labels))]
         if summary.apart:
             parts += ["<h2>Tasks that are counted apart</h2>"]
-            parts += [speedup_svg([record for record in sweep.records if place(record.labels)])]
+            parts += [_plot(record for record in sweep.records if place(record.labels))]
         parts += ["<h2>Summary</h2>", _summary(summary)]
     parts += ["<h2>Tasks</h2>", _tasks(sweep.records)]
     if summary.unscored:
@@ -75,6 +75,10 @@ def page(sweep: Sweep) -> str:
         parts += ["<h2>Not done</h2>", _list(f"{item}: {why}" for item, why in sweep.open.items())]
     parts += ["<h2>How to read this</h2>", _list(line.replace("*", "") for line in READING), "</body></html>"]
     return "\n".join(parts) + "\n"
+
+
+def _plot(records: Iterable[Record]) -> str:
+    return f'<div class="scroll">{speedup_svg(list(records))}</div>'
 
 
 def _facts(summary: Summary) -> str:
