@@ -125,19 +125,13 @@ def _link(record: Record) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    wide = {index for index, name in enumerate(head) if name in WIDE}
+    opening = ['<td class="wide">' if name in WIDE else "<td>" for name in head]
     top = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(
-        "<tr>"
-        + "".join(
-            f"<td{' class=' + chr(34) + 'wide' + chr(34) if i in wide else ''}>{c}</td>" for i, c in enumerate(row)
-        )
-        + "</tr>"
-        for row in rows
+        "<tr>" + "".join(f"{tag}{cell}</td>" for tag, cell in zip(opening, row, strict=True)) + "</tr>" for row in rows
     )
     return f'<div class="scroll"><table><tr>{top}</tr>{body}</table></div>'
 
 
-def _list(lines: object) -> str:
-    assert not isinstance(lines, str)
-    return "<ul>" + "".join(f"<li>{escape(str(line))}</li>" for line in lines) + "</ul>"  # type: ignore[attr-defined]
+def _list(lines: Iterable[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>"

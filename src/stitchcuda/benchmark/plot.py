@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 from stitchcuda.benchmark.model import Record
@@ -25,6 +25,8 @@ def speedup_svg(records: Sequence[Record], over: str = "over_best") -> str:
     if not scored:
         return ""
     values = [record.speedup[over] for record in solved]
+    if over == "over_best":
+        values += [max(end, 0.05) for record in solved for end in record.interval or ()]
     low, high = min([0.5, *values]), max([2.0, *values])
     low, high = low / 1.08, high * 1.08
 
@@ -48,14 +50,13 @@ def speedup_svg(records: Sequence[Record], over: str = "over_best") -> str:
     return "\n".join([*parts, "</svg>"])
 
 
-def _bar(record: Record, over: str, y: float, x: object) -> str:
-    assert callable(x)
+def _bar(record: Record, over: str, y: float, x: Callable[[float], float]) -> str:
     value = record.speedup[over]
     start, end = sorted((x(1.0), x(value)))
     kind = "gain" if value >= 1 else "loss"
     whisker = ""
     if record.interval is not None and over == "over_best":
-        low, high = (x(max(end, 1e-3)) for end in record.interval)
+        low, high = (x(max(end, 0.05)) for end in record.interval)
         whisker = f'<line class="whisker" x1="{low:.1f}" x2="{high:.1f}" y1="{y + 11}" y2="{y + 11}"/>'
     label = max(end, x(record.interval[1]) if record.interval is not None and over == "over_best" else end)
     return (
