@@ -65,14 +65,18 @@ class WorkerProcess:
     def run(self, job: Job, *, artifacts: Path | None = None) -> Outcome:
         """Do a job there. Raises WorkerDied, or TimeLimit after the job's; either way the process is gone then."""
         head = json.dumps({"artifacts": str(artifacts) if artifacts is not None else None}).encode()
+        sent = False
         try:
             self.channel.settimeout(START_SECONDS)
             send(self.channel, head)
             send(self.channel, job.encode())
+            sent = True
             self.channel.settimeout(job.time_limit_s)
             data, _ = receive(self.channel)
         except TimeoutError:
             self.kill()
+            if not sent:
+                raise WorkerDied(f"the worker process took no job within {START_SECONDS:g} s") from None
             raise TimeLimit(f"the job took longer than its limit of {job.time_limit_s:g} s") from None
         except OSError:
             data = None

@@ -68,10 +68,10 @@ class SpoolCompute:
             if job.id in self._awaited:
                 raise InfrastructureError(f"job {job.id} is awaited already; every job needs an id of its own")
             entry = self._present.pop(job.id, None)
-            self._awaited[job.id] = _Awaited(future, job.kind, entry, time.monotonic())
+            awaited = self._awaited[job.id] = _Awaited(future, job.kind, entry, time.monotonic())
         try:
             if entry is None and not self._stands(job.id):
-                self._awaited[job.id].entry = self.folder.submit(job)
+                awaited.entry = self.folder.submit(job)
         except BaseException:
             with self._guard:
                 self._awaited.pop(job.id, None)

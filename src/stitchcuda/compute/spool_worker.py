@@ -268,7 +268,8 @@ class SpoolWorker:
                 self.folder,
                 device,
                 cache=cache,
-                name=f"{base}-{device.target.kind}{index}",
+                # With this worker's own mark, since a claim is known by it, and names may be given twice.
+                name=f"{base}-{device.target.kind}{index}.{self.folder.me[:6]}",
                 environment=environment,
                 stop=stop,
                 log=log,
