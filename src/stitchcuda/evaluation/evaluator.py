@@ -83,6 +83,8 @@ class Evaluator:
         self.kind = task.target.kind
         # On cpu other load moves all times together, and the stock options run beside every Program.
         self.gate = Holder(gate or (gate_of("cuda") if self.kind == "cuda" else Gate(None)))
+        self.crowded = False
+        """Whether other Evaluators use the device in between, through the same gate"""
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()

@@ -223,7 +223,10 @@ class Pipeline:
         return closed
 
     def _evaluator(self, job: Job) -> Evaluator:
-        return Evaluator(job.task, job.facts, self.device, cache=self.cache, settings=self.settings, gate=self.gate)
+        settings, gate = self.settings, self.gate
+        evaluator = Evaluator(job.task, job.facts, self.device, cache=self.cache, settings=settings, gate=gate)
+        evaluator.crowded = True
+        return evaluator
 
     def _finish(self, ticket: _Ticket, evaluator: Evaluator) -> Evaluation:
         """Evaluate, and tell whoever waits unless it is to be tried again."""

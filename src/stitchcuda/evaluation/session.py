@@ -259,8 +259,11 @@ class Session:
     def control(self) -> None:
         """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by. The first
         does not count, since it does everything for the first time."""
-        for _ in range(1 + self.settings.control_calls):
-            self.exchange_without_program()
+        # What these cost beside others' work is more than what they cost alone, as timed calls are.
+        alone = self.evaluator.gate.hold("clock") if self.evaluator.crowded else contextlib.nullcontext()
+        with alone:
+            for _ in range(1 + self.settings.control_calls):
+                self.exchange_without_program()
         del self.controls[0]
         self.control_total, self.control_outside = self.cost_without_program()
 
