@@ -302,6 +302,8 @@ torch::Tensor c_in_place(torch::Tensor x) {
   y.fill_(1).copy_(x);
   c_accumulate(y, x);
   y.sub_(0.25);
+  y[1] = y[0] * 2;
+  y[2] = 0.5;
   y /= 2;
   return y;
 }
@@ -310,7 +312,8 @@ torch::Tensor c_in_place(torch::Tensor x) {
         "x",
         "[torch.randn(5, 5)]",
         "ext.c_in_place(x)",
-        "((x * 1.5).clamp(-1, 1) - 0.25) / 2",
+        "torch.cat([((x * 1.5).clamp(-1, 1) - 0.25)[i] * torch.tensor([[0.5, 1, 0, 0.5, 0.5][k]])"
+        " + 0.25 * (k == 2) for k, i in enumerate([slice(0, 1), slice(0, 1), slice(2, 3), slice(3, 4), slice(4, 5)])])",
     ),
     Case(
         "convolution",

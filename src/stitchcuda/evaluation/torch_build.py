@@ -260,7 +260,11 @@ def _job(call: InlineCall, target: Target, headers: Headers) -> _Job:
     if headers == "own" and with_cuda:
         defines.append("-DSTITCH_CUDA")
     standard = "-std=c++17" if headers == "own" else _torch_standard()
-    shared = (*defines, *(f"-I{path}" if headers == "own" else f"-isystem{path}" for path in include), standard)
+    shared = (
+        *defines,
+        *(word for path in include for word in ("-I" if headers == "own" else "-isystem", path)),
+        standard,
+    )
     torch_links = _torch_links(with_cuda) if headers == "torch" else ()
     cxx = replace(
         cxx,

@@ -155,7 +155,9 @@ inline cublasHandle_t getCurrentCUDABlasHandle() {
 // Atomic additions that PyTorch offers for every element type, as far as CUDA has them itself.
 template <class T> __device__ inline T gpuAtomicAdd(T* address, T value) { return atomicAdd(address, value); }
 template <class T> __device__ inline void gpuAtomicAddNoReturn(T* address, T value) { atomicAdd(address, value); }
-#define CUDA_KERNEL_LOOP_TYPE(i, n, index_t)                                                                     \
-  for (index_t i = index_t(int64_t(blockIdx.x) * blockDim.x + threadIdx.x); i < (n); i += index_t(blockDim.x) * gridDim.x)
+#define CUDA_KERNEL_LOOP_TYPE(i, n, index_t)                                 \
+  int64_t stitch_at = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;        \
+  for (index_t i = index_t(stitch_at); stitch_at < (n);                      \
+       stitch_at += int64_t(blockDim.x) * gridDim.x, i = index_t(stitch_at))
 #define CUDA_KERNEL_LOOP(i, n) CUDA_KERNEL_LOOP_TYPE(i, n, int)
 #endif

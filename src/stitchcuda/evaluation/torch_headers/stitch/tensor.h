@@ -49,6 +49,7 @@ struct Described {
     Py_INCREF(object);
   }
   ~Described() {
+    if (!Py_IsInitialized()) return;  // a static of the program's, after Python has ended
     if (C10_LIKELY(PyGILState_Check())) Py_DECREF(object);
     else Dropped::put(object);
   }
@@ -169,6 +170,9 @@ class Tensor {
     std::swap(p_, o.p_);
     return *this;
   }
+  // What an expression such as x[i] stands for is written to.
+  Tensor& operator=(const Tensor& o) && { return copy_(o); }
+  Tensor& operator=(const Scalar& v) && { return fill_(v); }
   ~Tensor() { reset(); }
   void reset() {
     if (p_ && p_->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete p_;
