@@ -48,8 +48,8 @@ BRIEF = EvaluationSettings(
 )
 """On cpu: all checks, fewer calls. Marks need an order here, not a number for a page."""
 MEASURED = (
-    "cpu programs were measured with one thread on a busy machine of two cores, at 58a0dee7a272 but for those of the task "
-    "attention (a working tree shortly before it) and p023 (ced6e2614e78)."
+    "cpu programs were measured with one thread on a busy machine of two cores, at 58a0dee7a272 but for those of "
+    "the task attention (a working tree shortly before it) and p023 (ced6e2614e78)."
 )
 DIGITS = 5
 LEAST_SHARE = 0.005
