@@ -101,6 +101,33 @@ def show(
         typer.echo(f"{w.name}: {w.device}, stitchcuda {w.versions.stitchcuda}, torch {w.versions.torch}: {job}")
 
 
+@worker.command("pack")
+def pack(
+    spool: Path = typer.Option(..., help="the folder of jobs"),
+    out: Path = typer.Option(..., help="the file to write, such as jobs.tar.gz"),
+    results: bool = typer.Option(True, "--results/--no-results", help="what was done there goes along"),
+) -> None:
+    """Write what waits in SPOOL, and what was done, into one file that can be carried to another machine."""
+    from stitchcuda.compute.spool_bundle import pack as write
+    from stitchcuda.compute.spool_folder import SpoolFolder
+
+    waiting, done = write(SpoolFolder(spool, create=False), out, results=results)
+    typer.echo(f"{out}: {waiting} jobs, {done} results", err=True)
+
+
+@worker.command("unpack")
+def unpack(
+    source: Path = typer.Argument(metavar="FILE", help="what `worker pack` wrote"),
+    spool: Path = typer.Option(..., help="the folder of jobs, made where there is none"),
+) -> None:
+    """Take the jobs and results of FILE into SPOOL, those that are not there yet."""
+    from stitchcuda.compute.spool_bundle import unpack as take
+    from stitchcuda.compute.spool_folder import SpoolFolder
+
+    jobs, results = take(source, SpoolFolder(spool))
+    typer.echo(f"{spool}: {jobs} new jobs, {results} new results", err=True)
+
+
 @worker.command("slurm")
 def slurm(
     spool: Path = typer.Option(..., help="the folder of jobs, on a file system that the nodes share"),

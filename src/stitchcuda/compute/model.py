@@ -181,7 +181,7 @@ class Outcome(_Message):
     """What came of a Job: the field that belongs to its kind, or ``failure``."""
 
     schema_version: Literal[1] = 1
-    job: str = Field(description="the Job's id")
+    job: str = Field(description="the Job's id", pattern=f"^{NAME.pattern}$")
     kind: Kind
     failure: JobFailure | None = None
     evaluation: Evaluation | None = None

@@ -272,6 +272,17 @@ class SpoolFolder:
             (self.path / "claimed" / claimed.name).unlink(missing_ok=True)
         return first
 
+    def take(self, outcome: Outcome, data: bytes) -> bool:
+        """Put a result there that was carried from another spool, byte for byte; False when there was one already."""
+        with self.told():
+            return self._publish(self.path / "done" / f"{outcome.job}.json", data, once=True)
+
+    def keep(self, folder: str, name: str, data: bytes) -> None:
+        """Put an artifact there; both parts are plain names."""
+        with self.told():
+            (self.path / "artifacts" / folder).mkdir(exist_ok=True)
+            self._publish(self.path / "artifacts" / folder / name, data, forced=False)
+
     def result(self, job: str) -> Outcome | None:
         """A job's Outcome; None while there is none. One that cannot be read is moved to failed/ and is a failure."""
         path = self.path / "done" / f"{job}.json"
