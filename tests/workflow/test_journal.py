@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -57,6 +58,25 @@ def test_a_failed_effect_leaves_no_record(tmp_path: Path) -> None:
             journal.effect("number", Number, boom)
         assert journal.effect("number", Number, lambda: Number(value=3)).value == 3
     assert len(read_records(tmp_path / NAME)[0]) == 1
+
+
+def test_a_line_whose_writing_was_interrupted_spoils_none_that_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def interrupted(handle: int) -> None:
+        real(handle)
+        monkeypatch.setattr(os, "fsync", real)
+        raise KeyboardInterrupt
+
+    with Journal.create(tmp_path) as journal:
+        beside = journal.lane("round#1.0")
+        monkeypatch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            journal.note("state", {"long": "x" * 1000})
+        beside.note("short", {})
+    assert [record.kind for record in read_records(tmp_path / NAME)[0]] == ["short"]
 
 
 def test_replies_are_found_by_their_key_and_counted_once(tmp_path: Path) -> None:

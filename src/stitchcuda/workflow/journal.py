@@ -168,9 +168,8 @@ class Journal:
         self._opened = [record for record in records if record.kind != REPLY]
         self._journaled = effects
         """Effects of lanes that nobody asked for yet."""
-        self._seq = len(records)
-        self._previous = records[-1].digest if records else ""
-        self._length = length
+        self._end = (len(records), length, records[-1].digest if records else "")
+        """Lines, bytes and the last line's hash; set at once, since an interrupt may come between any two steps."""
         self._stream = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     @classmethod
@@ -282,27 +281,28 @@ class Journal:
         with self._writing, full_disk_is_an_error(self.folder):
             if self._stream < 0:
                 raise RunError(f"{self.path} is closed; what was still under way is not kept.")
+            seq, length, previous = self._end
             line: dict[str, Any] = {
-                "seq": self._seq,
+                "seq": seq,
                 "kind": kind,
                 "node": node,
                 "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
                 "seconds": seconds,
                 "data": data,
-                "prev": self._previous,
+                "prev": previous,
             }
             line["sha256"] = digest_of(line)
             raw = json.dumps(line, separators=(",", ":")).encode() + b"\n"
             try:
-                _write_all(self._stream, raw, self._length)
+                # What a write that was interrupted left there does not count, and may be longer than this line.
+                os.ftruncate(self._stream, length)
+                _write_all(self._stream, raw, length)
                 os.fsync(self._stream)
             except OSError:
-                os.ftruncate(self._stream, self._length)
+                os.ftruncate(self._stream, length)
                 raise
-            self._length += len(raw)
-            self._seq += 1
-            self._previous = line["sha256"]
-            record = Record(self._seq - 1, kind, node, data, seconds, line["at"], self._previous)
+            self._end = (seq + 1, length + len(raw), line["sha256"])
+            record = Record(seq, kind, node, data, seconds, line["at"], line["sha256"])
             self._remember(record)
             return record
 
