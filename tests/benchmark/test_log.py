@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,22 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(RunError, match="in use by another"):
             Log(tmp_path)
     assert not is_running(tmp_path)
+
+
+def test_a_line_whose_writing_was_interrupted_spoils_none_that_follow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.fsync
+
+    def interrupted(handle: int) -> None:
+        real(handle)
+        monkeypatch.setattr(os, "fsync", real)
+        raise KeyboardInterrupt
+
+    with Log(tmp_path) as log:
+        log.add("begun", {})
+        monkeypatch.setattr(os, "fsync", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            log.add("record", {"item": "a.0"})
+        log.add("stopped", {"reason": "asked to"})
+    assert [entry.kind for entry in read_log(tmp_path / NAME)[0]] == ["begun", "stopped"]

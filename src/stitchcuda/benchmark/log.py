@@ -86,6 +86,8 @@ class Log:
         except BaseException:
             os.close(self._lock)
             raise
+        self._end = (length, self.entries[-1].digest if self.entries else "")
+        """Bytes and the last line's hash; set at once, since an interrupt may come between any two steps."""
         with full_disk_is_an_error(folder):
             os.ftruncate(self._stream, length)
             os.fsync(self._stream)
@@ -103,23 +105,26 @@ class Log:
     def add(self, kind: Kind, data: dict[str, Any]) -> None:
         """Append a line; durable when this returns."""
         with self._guard, full_disk_is_an_error(self.folder):
+            length, previous = self._end
             line: dict[str, Any] = {
                 "kind": kind,
                 "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
                 "data": data,
-                "prev": self.entries[-1].digest if self.entries else "",
+                "prev": previous,
             }
             line = json.loads(json.dumps(line))
             line["sha256"] = _digest(line)
-            before = os.fstat(self._stream).st_size
-            raw = memoryview(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+            raw = json.dumps(line, separators=(",", ":")).encode() + b"\n"
+            rest = memoryview(raw)
             try:
-                while raw:
-                    raw = raw[os.write(self._stream, raw) :]
+                os.ftruncate(self._stream, length)  # what a write that was interrupted left there does not count
+                while rest:
+                    rest = rest[os.write(self._stream, rest) :]
                 os.fsync(self._stream)
             except OSError:
-                os.ftruncate(self._stream, before)
+                os.ftruncate(self._stream, length)
                 raise
+            self._end = (length + len(raw), line["sha256"])
             self.entries.append(Entry(kind, line["data"], line["at"], line["sha256"]))
 
 
