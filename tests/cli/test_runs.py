@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.cli.conftest import Finished
-from tests.cli.world import GOOD, OTHER, environment, in_turn, stitchcuda
+from tests.cli.world import GOOD, OTHER, WRONG, environment, in_turn, stitchcuda
 
 
 def test_a_finished_run_gives_its_result_again_and_asks_nobody(finished: Finished, cache: Path) -> None:
@@ -40,6 +40,12 @@ def test_list_tells_runs_from_other_folders(finished: Finished, cache: Path, tmp
     assert "damaged at line" in resumed.stderr
 
 
+def number_of(finished: Finished, source: str) -> str:
+    """The number that a program got; ideas are worked on side by side, so it is not always the same."""
+    programs = sorted((finished.run / "programs").glob("*/program.py"))
+    return next(path.parent.name for path in programs if path.read_text() == source)
+
+
 def test_show_tells_the_story(finished: Finished, cache: Path) -> None:
     lines = ("runs", "show", "last"), ("runs", "show", "last", "--json")
     told, data = in_turn(*lines, cache=cache, cwd=finished.home)
@@ -53,7 +59,8 @@ def test_show_tells_the_story(finished: Finished, cache: Path) -> None:
 
 
 def test_diff_compares_programs_and_the_task(finished: Finished, cache: Path) -> None:
-    lines = [("1", "2"), ("1", "2", "--json"), ("2", "2"), (), ("1", "99")]
+    wrong, good = number_of(finished, WRONG), number_of(finished, GOOD)
+    lines = [(wrong, good), (wrong, good, "--json"), (good, good), (), (wrong, "99")]
     told = in_turn(*[("runs", "diff", "last", *line) for line in lines], cache=cache, cwd=finished.home)
     done, data, same, against_task, missing = told
     assert done.returncode == 1
@@ -67,8 +74,7 @@ def test_diff_compares_programs_and_the_task(finished: Finished, cache: Path) ->
 
 def test_export_writes_one_file_or_a_package(finished: Finished, cache: Path, tmp_path: Path) -> None:
     single = tmp_path / "fast.py"
-    programs = sorted((finished.run / "programs").glob("*/program.py"))
-    good = next(path.parent.name for path in programs if path.read_text() == GOOD)
+    good = number_of(finished, GOOD)
     export = ("runs", "export", "last")
     from_there = ("--out", finished.home / "runs")
     lines = [
