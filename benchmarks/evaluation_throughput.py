@@ -80,8 +80,8 @@ class Results:
         return dict(self.all.get(slice_, {}))
 
     def put(self, slice_: str, item: str, value: Any) -> None:
-        """Keep one."""
-        self.all.setdefault(slice_, {})[item] = value
+        """Keep one, and how busy the machine was."""
+        self.all.setdefault(slice_, {})[item] = value | {"load": round(os.getloadavg()[1], 1)}
         self.all.setdefault("provenance", {})[slice_] = gpu_provenance()
         write_json(self.path, self.all)
         print(f"{slice_} {item}: {json.dumps(value)[:200]}", flush=True)

@@ -45,7 +45,10 @@ def page(results: dict[str, Any]) -> str:
 
 def _machine(results: dict[str, Any], name: str) -> list[str]:
     facts = results.get("provenance", {}).get(name, {})
-    order = ("gpu", "driver", "cuda", "torch", "python", "cpu", "cores", "commit", "date")
+    loads = [each["load"] for each in results[name].values() if isinstance(each, dict) and "load" in each]
+    if loads:
+        facts = facts | {"load": f"average {min(loads)} to {max(loads)} (the measurement's own included)"}
+    order = ("gpu", "driver", "cuda", "torch", "python", "cpu", "cores", "load", "commit", "date")
     return [
         f"Measured by `benchmarks/evaluation_throughput.py --slice {name.split()[0]}`: "
         + ", ".join(f"{key} {facts[key]}" for key in order if facts.get(key))
