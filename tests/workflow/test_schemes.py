@@ -26,6 +26,7 @@ from stitchcuda.workflow.story import read_story
 from tests.agents.support import hasty
 from tests.support.scripted_endpoint import Request, ScriptedEndpoint, text, tool
 from tests.workflow.world import DEVICE, TASK, Ear, ToyBench, new_folder
+from tests.workflow.world import program as given
 
 STEP = {"title": "one row softmax", "operators": ["softmax"], "fusion": "f", "acceptance": "a"}
 PLAN = {"summary": "s", "bottleneck": "memory", "ideas": [{"name": "rows", "rationale": "bytes", "steps": [STEP]}]}
@@ -78,6 +79,7 @@ def go(
     agents: Agents = "full",
     ablate: Sequence[Part] = (),
     task: Task = TASK,
+    base: Program | None = None,
     **more: object,
 ) -> Result:
     """A whole run with the given arrangement."""
@@ -98,6 +100,7 @@ def go(
             mind=seeded(arranged_mind) if settings.seeded else arranged_mind,
             sink=Ear(),
             approve=approval(folder, resumed=False, ask=later),
+            base=base,
         ).run()
 
 
@@ -184,6 +187,23 @@ def test_recipes_best_idea_joins_the_first_plan_and_costs_no_reply(tmp_path: Pat
     go(tmp_path, without, ablate=["recipes"], iterations=1, drafts=1, beam=1, task=task)
     assert without.roles == model.roles
     assert not any("recipes: " in text for text in without.texts)
+
+
+@pytest.mark.parametrize(("agents", "ablate"), [("single", ()), ("coder-judge", ()), ("full", ("planner",))])
+def test_a_program_to_start_from_is_worked_on_without_a_planner_too(
+    tmp_path: Path, agents: Agents, ablate: Sequence[Part]
+) -> None:
+    model = Model(["correct 1.2"])
+    go(tmp_path, model, agents=agents, ablate=ablate, iterations=1, drafts=1, base=given("correct 1.1"))
+    assert model.roles.count("coder") == 1
+
+
+def test_recipes_join_the_first_plan_of_a_run_with_a_program_to_start_from(tmp_path: Path) -> None:
+    task = TASK.model_copy(update={"source": SMALL_TASK.read_text(), "name": "small"})
+    model = Model(["correct 1.2"])
+    result = go(tmp_path, model, iterations=1, drafts=1, beam=1, task=task, base=given("correct 1.1"))
+    story = read_story(RunFolder(Path(result.run)))
+    assert {attempt.idea.partition(":")[0] for attempt in story.attempts} == {"given", "recipes", "rows"}
 
 
 def test_without_knowledge_nothing_is_looked_up() -> None:

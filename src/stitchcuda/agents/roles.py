@@ -49,6 +49,11 @@ class PlanRequest(BaseModel):
     attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
+    @property
+    def first(self) -> bool:
+        """Nothing was tried for a plan yet; a program that the run was given (number 0) is no try."""
+        return all(attempt.number == 0 for attempt in self.attempts)
+
 
 class CodeRequest(BaseModel):
     """What the Coder sees: one Step, the program so far, and the last Feedback on it."""

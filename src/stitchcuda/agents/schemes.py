@@ -41,7 +41,7 @@ class NoPlanner:
 
     def plan(self, request: PlanRequest) -> Plan:
         """Nothing after the first time."""
-        ideas = [] if request.attempts else [WHOLE]
+        ideas = [WHOLE] if request.first else []
         return Plan(summary="No plan: the whole program at once.", bottleneck="not looked at", ideas=ideas)
 
 

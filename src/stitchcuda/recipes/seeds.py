@@ -33,7 +33,7 @@ class _Planner:
 
     def plan(self, request: PlanRequest) -> Plan:
         plan = self._inner.plan(request)
-        if request.attempts:
+        if not request.first:
             return plan
         try:
             own = self._recipes.plan(request).ideas[:SEEDS]
