@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -11,6 +12,11 @@ from stitchcuda.benchmark.model import SweepConfig
 from stitchcuda.benchmark.split import TEST
 from stitchcuda.benchmark.suite import answers_to, items_of, numbers
 from stitchcuda.errors import StitchError, TaskError
+from stitchcuda.knowledge.retriever import Retriever
+from stitchcuda.knowledge.search import Searcher
+from stitchcuda.knowledge.snippets import add_run
+from stitchcuda.knowledge.store import Store
+from tests.knowledge.test_snippets import LINEAR_GELU, MLP, make_run
 
 SOURCE = """
 import torch
@@ -125,11 +131,14 @@ def test_programs_are_found_by_the_names_of_their_tasks(root: Path, tmp_path: Pa
         items_of(SweepConfig.checked(suite="score", root=str(root), levels=[1], programs=str(tmp_path / "runs")))
 
 
-def test_the_knowledge_base_is_told_the_tasks_however_they_are_worded(root: Path) -> None:
-    items = items_of(asked(root, levels=[1]))
-    marks = answers_to(items)
-    assert {item.digest for item in items} < set(marks)
-    assert {item.fingerprint for item in items} < set(marks)
+def test_a_sweep_is_never_shown_what_won_on_its_own_tasks(tmp_path: Path) -> None:
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mlp.py").write_text(MLP)
+    items = items_of(SweepConfig.checked(suite="folder", folder=str(tmp_path / "tasks")))
+    with contextlib.closing(Store(tmp_path / "index" / "knowledge.sqlite")) as store:
+        add_run(store, make_run(tmp_path / "run", "# found again\n" + MLP.replace("512", "1024")))
+        assert Retriever(Searcher(store)).snippets(LINEAR_GELU)
+        assert Retriever(Searcher(store), excluded_tasks=answers_to(items)).snippets(LINEAR_GELU) == []
 
 
 @pytest.mark.parametrize("text", ["", "a", "3-1", "1,,2"])
