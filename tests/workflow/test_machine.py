@@ -98,8 +98,11 @@ def test_a_program_that_does_not_hold_in_fresh_processes_gives_way_to_the_next(t
 
 def test_nothing_holds_when_all_fail_the_final_check(tmp_path: Path) -> None:
     mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.3 flaky"]})
-    result = go(new_folder(tmp_path, config()), mind)
+    folder = new_folder(tmp_path, config())
+    result = go(folder, mind)
     assert (result.status, result.best, result.exit_code) == ("nothing_correct", None, 1)
+    assert not folder.best.exists(), "nobody shall export it"
+    assert not (folder.path / "best.json").exists()
 
 
 def test_the_target_ends_the_search_and_decides_the_answer(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def read_record(item: Item, run: RunFolder, folder: Path) -> Record:
         raise TaskError(f"the run in {run.path} has not ended")
     measured = [Measured.model_validate(r.data) for r in records if r.kind == "evaluation"]
     prepared = next((Prepared.model_validate(r.data) for r in records if r.kind == "prepared"), None)
-    best = _best(run)
+    best = _best(run) if result.best else None
     programs = _programs(measured, sum(1 for r in records if r.kind == "program" and not r.data.get("program")))
     device_seconds = measured_seconds(run.path.parent / HELD) or sum(r.seconds for r in records if r.kind in MEASURING)
     spent = result.spent

@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import secrets
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,11 @@ class RunFolder:
         with full_disk_is_an_error(self.path):
             place_folder(self.best, lambda folder: _write(program, folder))
             write_whole(self.path / "best.json", _json(best))
+
+    def drop_best(self) -> None:
+        """Take away the best program: it did not hold."""
+        (self.path / "best.json").unlink(missing_ok=True)
+        shutil.rmtree(self.best, ignore_errors=True)
 
     def save_summary(self, result: Result) -> None:
         """Write how the run ended."""

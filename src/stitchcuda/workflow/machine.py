@@ -397,6 +397,8 @@ class Machine:
             trial, evaluation = self._confirmed
             best = Best(number=trial.number, idea=trial.idea, digest=trial.program.digest, evaluation=evaluation)
             self.folder.save_best(trial.program, best)
+        else:
+            self.folder.drop_best()
         facts = Ending(
             config=self.config,
             task=self.task,
