@@ -60,6 +60,15 @@ def test_repetitions_of_a_task_are_averaged_before_tasks_are() -> None:
     assert over("over_best", main.speedups).mean.value == pytest.approx((1.0 + 4.0) / 2)
 
 
+def test_a_solved_task_without_a_baseline_is_no_failure_over_it() -> None:
+    bare = record("a", 2.0, speedup={"over_best": 2.0})
+    main = summarise([bare, record("a", seed=1), record("b", 3.0)]).main
+    found = over("compile", main.speedups)
+    assert (found.mean.n, found.missing) == (1, 1)
+    assert found.fast["0"].value == 1.0
+    assert over("over_best", main.speedups).mean.n == 2
+
+
 def test_tasks_that_say_little_are_counted_apart() -> None:
     found = summarise(
         [record("a", 2.0), record("b", 9.0, labels=["non_discriminating"]), record("c", 5.0, labels=["stochastic"])]

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from stitchcuda.benchmark.folder import Sweep, unique
 from stitchcuda.benchmark.heading import title
-from stitchcuda.benchmark.metrics import by_task, place, worth
+from stitchcuda.benchmark.metrics import by_task, place, worths
 from stitchcuda.benchmark.model import Record
 from stitchcuda.benchmark.statistics import geometric, interval, sign_test, wilcoxon
 from stitchcuda.errors import StitchError
@@ -125,7 +125,7 @@ def _pairs(first: Sweep, second: Sweep, over: str) -> tuple[list[Pair], dict[str
 
 
 def _pair(task: str, first: list[Record], second: list[Record], over: str) -> Pair | None:
-    values = [[value for run in runs if (value := worth(run, over)) is not None] for runs in (first, second)]
+    values = [worths(runs, over) for runs in (first, second)]
     if not values[0] or not values[1]:
         return None
     good = [[value for value in kept if value > 0] for kept in values]

@@ -164,13 +164,15 @@ def worth(record: Record, over: str) -> float | None:
     return record.speedup.get(over) if record.solved else 0.0
 
 
+def worths(runs: Sequence[Record], over: str) -> list[float]:
+    """Speedups of a task's runs, failures as 0; none where it was solved and every solved run lacks this baseline."""
+    values = [value for run in runs if (value := worth(run, over)) is not None]
+    return values if len(values) == len(runs) or any(value > 0 for value in values) else []
+
+
 def speedups(over: str, tasks: dict[str, list[Record]]) -> Speedups:
     """Over one baseline. Tasks whose every solved run lacks it are left out and counted."""
-    kept = {
-        task: values
-        for task, runs in tasks.items()
-        if (values := [value for run in runs if (value := worth(run, over)) is not None])
-    }
+    kept = {task: values for task, runs in tasks.items() if (values := worths(runs, over))}
     whole = [_mean(values) or 0.0 for values in kept.values()]
     solved = [_mean(good) or 0.0 for values in kept.values() if (good := [value for value in values if value > 0])]
     fast = {
