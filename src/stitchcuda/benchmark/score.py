@@ -26,7 +26,9 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Plac
     try:
         program = load_program(Path(item.program or ""))
     except ProgramError as error:
-        return failed(item, "nothing_correct", str(error)).model_copy(update={"programs": {"no_program": 1}})
+        return failed(item, "nothing_correct", str(error)).model_copy(
+            update={"programs": {"no_program": 1}, "usd": 0.0}
+        )
     device = find_device(config.compute, config.target)
     root = Path(config.root) if config.root else None
     try:
