@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,7 +41,7 @@ def sync_folder(folder: Path) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """Write ``path`` so that a reader, or a machine that dies, sees the old contents or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = _aside(path, "part")
     try:
         with open(temporary, "wb") as stream:
             stream.write(data)
@@ -53,15 +54,20 @@ def write_whole(path: Path, data: bytes) -> None:
     sync_folder(path.parent)
 
 
+def _aside(path: Path, what: str) -> Path:
+    """A name beside ``path`` that only this thread uses."""
+    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}.{what}")
+
+
 def place_folder(path: Path, fill: Callable[[Path], None]) -> None:
     """Build a folder with ``fill(temporary)``, then put it in place whole; an older one is replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = _aside(path, "part")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         fill(temporary)
         if path.exists():
-            old = path.with_name(f".{path.name}.{os.getpid()}.old")
+            old = _aside(path, "old")
             shutil.rmtree(old, ignore_errors=True)
             os.replace(path, old)
             os.replace(temporary, path)
