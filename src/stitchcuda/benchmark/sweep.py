@@ -115,7 +115,7 @@ class Running:
         self.place = Place(self.config, self.governor)
         self.excluded = answers_to(self.sweep.items)
         self.todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        self.guard = threading.Lock()
+        self.guard = threading.RLock()
         self.done = len(self.sweep.records)
         self.failures = 0
         self.problem: BaseException | None = None
@@ -149,8 +149,9 @@ class Running:
         from stitchcuda.benchmark.page import page
         from stitchcuda.benchmark.table import markdown
 
-        sweep = told(self.log.entries, self.folder)
-        with full_disk_is_an_error(self.folder):
+        # One at a time, so that what is written last is the newest.
+        with self.guard, full_disk_is_an_error(self.folder):
+            sweep = told(self.log.entries, self.folder)
             write_results(sweep, self.folder, table=markdown(sweep), report=page(sweep))
         return sweep
 
