@@ -1,0 +1,1 @@
+"""Data for training a Coder, and the training."""
