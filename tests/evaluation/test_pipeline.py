@@ -10,6 +10,7 @@ import pytest
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.device_gate import Gate
+from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.evaluation.pipeline import AHEAD, Done, Job, Pipeline, memory_need, short_of_memory
 from stitchcuda.evaluation.pipeline_chart import chart, overlap, shares
@@ -125,6 +126,20 @@ def test_jobs_are_read_no_further_ahead_than_needed(run: tuple[Pipeline, dict[st
     results = pipeline.evaluate_many(jobs())
     assert {next(results).evaluation.status for _ in range(3)} == {"build_failed"}
     assert read <= 2 * AHEAD + 3
+
+
+def test_the_next_process_is_started_while_no_clock_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evaluator, "spares", lambda self: True)
+    gate = Gate(tmp_path / "device.lock")
+    programs = [python(f"torch.relu(x) + 0 * {number}") for number in range(3)]
+    with Pipeline(DEVICE, cache=tmp_path, settings=QUICK, lanes=2, gate=gate) as pipeline:
+        jobs = [job(f"{number}", RELU, each) for number, each in enumerate(programs)]
+        done = list(pipeline.evaluate_many(jobs))
+        assert all(seat.evaluator._spare is not None for seat in pipeline._seats)
+    assert [each.evaluation.status for each in done] == ["correct"] * 3, [each.evaluation.message for each in done]
+    clocks = [(span.begin, span.end) for span in gate.spans if span.hold == "clock"]
+    starts = [(span.begin, span.end) for span in gate.spans if span.hold == "start"]
+    assert overlap(clocks, starts) < 1e-6
 
 
 def test_a_closed_pipeline_drops_what_waits(tmp_path: Path) -> None:

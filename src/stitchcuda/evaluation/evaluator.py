@@ -7,6 +7,7 @@ looks like, in ``integrity`` and ``bounds``.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import secrets
@@ -91,6 +92,7 @@ class Evaluator:
         self._calls = itertools.count(1)
         self._sessions: set[Session] = set()
         self._spare: Session | None = None
+        self._warming: threading.Thread | None = None
         self._traces: dict[str, Trace] = {}
         self.stocks = StockOptions(self)
         self.clocks = GpuClocks(self.kind == "cuda")
@@ -111,6 +113,7 @@ class Evaluator:
         return self._client
 
     def _stop_oracle(self) -> None:
+        self._warmed()
         self.stocks.held.clear()
         self.stocks.early.clear()
         self._spare = None
@@ -202,12 +205,34 @@ class Evaluator:
 
     def prepare(self) -> None:
         """Start the next Program's process, which has nothing to run yet; not where it would take cores from others."""
-        if self._spare is None and self.kind == "cuda" and cores() >= SPARE_CORES:
+        if self._spare is None and self.spares():
             self._spare = self.session(self.subject())
-            self._spare.begin()
+            if self.crowded:
+                self._warming = threading.Thread(target=self._warm, args=(self._spare,), daemon=True)
+                self._warming.start()
+            else:
+                self._spare.begin()
+
+    def spares(self) -> bool:
+        """Whether a process is started ahead for the next Program."""
+        return self.kind == "cuda" and cores() >= SPARE_CORES
+
+    def _warm(self, session: Session) -> None:
+        """Start a process and wait until it has imported torch, while no clock counts. What fails here fails again when
+        the session is opened."""
+        with contextlib.suppress(Failure, InfrastructureError, OSError), self.gate.hold("start"):
+            session.begin()
+            session.wake()
+
+    def _warmed(self) -> None:
+        """Wait for that, since a process answers one thread at a time."""
+        warming, self._warming = self._warming, None
+        if warming is not None:
+            warming.join()
 
     def program_session(self) -> Session:
         """A session for a Program, not yet open: the prepared one where there is one."""
+        self._warmed()
         session, self._spare = self._spare, None
         if session is None or session.settings is not self.settings:
             return self.session(self.subject())
@@ -426,7 +451,7 @@ class Evaluator:
         label: str = "timed",
     ) -> None:
         """Timed calls, every one on fresh inputs and checked; samples are added to the sessions."""
-        if self._spare is not None:
+        if self._spare is not None and not self.crowded:
             try:
                 self._spare.wake()
             except Failure:
