@@ -54,13 +54,15 @@ class TestTask:
         return f"level {self.level} {self.name}" if self.level is not None else self.name
 
 
-def training_samples(path: Path) -> Iterator[Sample]:
+def training_samples(path: Path, part: str = "all") -> Iterator[Sample]:
     """Every row below ``path``: Parquet and JSON lines by rows, ``.py`` files as one each.
 
-    Raises StitchError when there is nothing to read or a file cannot be read.
+    ``part``: of data sets and tasks that were made here, ``train`` or ``held_out`` alone. Raises StitchError when there
+    is nothing to read or a file cannot be read.
     """
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.suffix in _READERS and p.is_file())
-    files = [file for file in files if file.name != RECORDED]
+    other = {"train": "held_out", "held_out": "train"}.get(part)
+    files = [file for file in files if file.name != RECORDED and other not in (file.stem, file.parent.name)]
     if not files:
         raise StitchError(f"{path} holds no training data: no {', '.join(_READERS)} file")
     for file in files:
