@@ -272,6 +272,7 @@ def run_set(
             parts = shares(list(pipeline.gate.spans), began, began + seconds)
             told = {
                 "programs": len(done),
+                "stock_options": settings.baselines,
                 "seconds": seconds,
                 "per_minute": 60 * len(done) / seconds,
                 "device": parts,
@@ -338,7 +339,7 @@ def cpu(visit: Visit) -> None:
                 print(f"  {time.monotonic() - began:6.1f} s {job.name}: {verdicts[job.name]}", flush=True)
             seconds = time.monotonic() - began
         told = {"programs": len(jobs), "seconds": seconds, "per_minute": 60 * len(jobs) / seconds, "verdicts": verdicts}
-        visit.results.put("cpu", way, told)
+        visit.results.put("cpu", way, told | {"stock_options": not visit.options.no_baselines})
 
 
 def prepare(visit: Visit) -> None:

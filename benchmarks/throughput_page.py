@@ -82,7 +82,8 @@ def _builds(results: dict[str, Any]) -> list[str]:
 
 def _run(told: dict[str, Any]) -> str:
     device = told.get("device", {})
-    text = f"{told['programs']} programs in {told['seconds']:.1f} s: **{told['per_minute']:.1f} a minute**"
+    bare = "" if told.get("stock_options", True) else " (the stock options not timed beside them)"
+    text = f"{told['programs']} programs{bare} in {told['seconds']:.1f} s: **{told['per_minute']:.1f} a minute**"
     if device:
         text += (
             f"; the device was held for clocks {device['clock']:.0%} of the time, for starts {device['start']:.0%}, "
