@@ -39,6 +39,9 @@ from stitchcuda.task.model import Target
 NAMES = re.compile(r"\b(?:torch|at|c10|pybind11|py)::[A-Za-z_:]+|\b(?:TORCH|AT|C10|PYBIND11)_[A-Z_0-9]+\b")
 """What counts as use of PyTorch's C++ interface."""
 
+BROKEN = "functions "
+"""How the reason begins why a call builds with no headers at all."""
+
 
 def folder(path: Path) -> Iterator[str]:
     """Programs in a folder."""
@@ -132,7 +135,7 @@ def median(values: list[float]) -> float | None:
 def summary(texts: dict[str, str], own: dict[str, Any], torch: dict[str, Any]) -> dict[str, Any]:
     """Counts of one corpus."""
     tried = {key: own[key] for key in texts if key in own}
-    broken = [key for key, result in tried.items() if "which cpp_sources does not declare" in result["why"]]
+    broken = [key for key, result in tried.items() if result["why"].startswith(BROKEN)]
     refused = [key for key, result in tried.items() if not result["ok"] and key not in broken]
     after = [torch[key] for key in refused if key in torch]
     reasons = Counter(_class(tried[key]["why"]) for key in refused)
@@ -194,8 +197,9 @@ def page(result: dict[str, Any]) -> str:
             "",
             *rows,
             "",
-            "Broken: a name in `functions` that the C++ sources do not mention, which no headers can build; left out",
-            "of the share. The rest of what our headers refuse is built against PyTorch's, where that was tried.",
+            "Broken: a name in `functions` that the C++ sources do not mention, or `functions` beside a module of its",
+            "own, which no headers can build; left out of the share. The rest of what our headers refuse is built against",
+            "PyTorch's, where that was tried.",
             "",
             "What they use of PyTorch's C++ interface, in programs: " + ", ".join(names) + ".",
             "",
@@ -237,7 +241,7 @@ def main() -> None:
     measure(work, "own", options.all_state["own"], options)
     own, torch = options.all_state["own"], options.all_state["torch"]
     refused = [(key, text) for key, text in work if key in own and not own[key]["ok"]]
-    refused = [(key, text) for key, text in refused if "which cpp_sources does not declare" not in own[key]["why"]]
+    refused = [(key, text) for key, text in refused if not own[key]["why"].startswith(BROKEN)]
     count = len(refused) if options.fallback == "all" else int(options.fallback)
     measure(refused[:count], "torch", torch, options)
     names = Counter(name for _, text in work for name in used(text))

@@ -373,7 +373,9 @@ def test_a_function_that_is_not_declared_is_said_at_once(tmp_path: Path) -> None
     program = inline("'f', '', 'torch::Tensor f(torch::Tensor x) { return x; }', functions=['f']")
     result = build(program, CUDA, cache=tmp_path)
     assert "functions names f, which cpp_sources does not declare" in result.log
-    assert result.seconds < 5
+    both = build(inline(f"'module', {MODULE!r}, functions=['scale']"), CPU, cache=tmp_path)
+    assert "has a PYBIND11_MODULE too" in both.log
+    assert result.seconds + both.seconds < 10
 
 
 def test_a_call_that_is_known_only_at_run_time_is_left_to_the_runner(tmp_path: Path) -> None:

@@ -80,6 +80,8 @@ def units(wanted: Mapping[str, Any], name: str, *, own: bool) -> tuple[Unit, ...
     for function in functions or ():
         if not re.search(rf"\b{re.escape(function.rpartition('::')[2])}\b", cpp):
             raise Broken(f"functions names {function}, which cpp_sources does not declare; declare it there")
+    if functions is not None and re.search(r"(?m)^\s*PYBIND11_MODULE", cpp) and not re.search(r"/\*|#\s*if|R\"", cpp):
+        raise Broken("functions is given, and cpp_sources has a PYBIND11_MODULE too; leave one of them out")
     if own:
         _refuse(f"{cpp}\n{cuda}")
     implicit = not wanted["no_implicit_headers"]
