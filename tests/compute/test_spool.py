@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.compute.model import Versions
+from stitchcuda.compute.model import JobFailure, Outcome, Versions
 from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.hardware.detect import detect
@@ -140,6 +140,23 @@ def test_a_job_that_failed_for_want_of_a_machine_is_tried_anew_when_it_is_submit
     future = spool.submit(probe(id="a"))
     start_worker(spool.folder.path, tmp_path, "--until-empty").wait(PATIENCE)
     assert future.result(PATIENCE).ok
+
+
+def test_an_earlier_failure_is_never_given_to_who_submits_the_job_anew(
+    spool: SpoolCompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failure = JobFailure(reason="infrastructure", message="an earlier one")
+    spool.folder.finish(Outcome(job="a", kind="probe", failure=failure), None)
+    finished = spool.folder.finished
+
+    def slowly(job: str) -> bool:
+        time.sleep(1.2)  # time enough for a look at what is there
+        return finished(job)
+
+    monkeypatch.setattr(spool.folder, "finished", slowly)
+    future = spool.submit(probe(id="a"))
+    assert not future.done()
+    assert [entry.id for entry in spool.folder.listed("jobs")] == ["a"]
 
 
 def test_a_damaged_job_ends_with_a_reason_and_the_worker_goes_on(spool: SpoolCompute, tmp_path: Path) -> None:

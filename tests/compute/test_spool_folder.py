@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stitchcuda.compute.model import NAME, Job, Outcome
-from stitchcuda.compute.spool_folder import BadFile, Entry, SpoolFolder
+from stitchcuda.compute.spool_entry import Entry
+from stitchcuda.compute.spool_files import BadFile
+from stitchcuda.compute.spool_folder import SpoolFolder
 from stitchcuda.errors import ComputeError, InfrastructureError
 from tests.compute.support import evaluation_of, probe
 
@@ -182,6 +184,13 @@ def test_without_hard_links_one_result_stands_too(folder: SpoolFolder, monkeypat
     told = folder.result("a")
     assert told is not None
     assert told.run_seconds == 1.0
+    folder.forget("a")
+    assert folder.finish(outcome("a", run_seconds=3.0), None), "submitted again, it may have a result again"
+    died = folder.path / "done" / ".won-b.json"
+    died.touch()
+    os.utime(died, (0, 0))
+    assert folder.finish(outcome("b"), None), "who was to write it died before"
+    assert folder.result("b") is not None
 
 
 def test_a_damaged_result_is_a_failure_and_goes_to_failed(folder: SpoolFolder) -> None:

@@ -14,7 +14,8 @@ from types import TracebackType
 from typing import Literal, Self
 
 from stitchcuda.compute.model import Capacity, FailureReason, Job, JobFailure, Kind, Outcome, Versions
-from stitchcuda.compute.spool_folder import Entry, Registered, SpoolFolder
+from stitchcuda.compute.spool_entry import Entry
+from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.errors import InfrastructureError
 
 FEW = 200
@@ -34,6 +35,8 @@ class _Awaited:
     kind: Kind
     entry: Entry | None
     submitted: float
+    placed: bool = False
+    """What lies in done/ belongs to this submission, and is no failure of an earlier one."""
 
 
 class SpoolCompute:
@@ -72,6 +75,7 @@ class SpoolCompute:
         try:
             if entry is None and not self._stands(job.id):
                 awaited.entry = self.folder.submit(job)
+            awaited.placed = True
         except BaseException:
             with self._guard:
                 self._awaited.pop(job.id, None)
@@ -146,7 +150,7 @@ class SpoolCompute:
     def _collect(self) -> int:
         """Give the results that came."""
         with self._guard:
-            names = list(self._awaited)
+            names = [name for name, awaited in self._awaited.items() if awaited.placed]
         if len(names) > FEW:
             there = set(self.folder.results())
             names = [name for name in names if name in there or self._awaited[name].future.cancelled()]

@@ -8,7 +8,8 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from stitchcuda.compute.model import NAME, Job, Outcome
-from stitchcuda.compute.spool_folder import LARGEST, BadFile, SpoolFolder, read_regular
+from stitchcuda.compute.spool_files import BadFile, read_regular
+from stitchcuda.compute.spool_folder import LARGEST, SpoolFolder
 from stitchcuda.errors import ComputeError
 
 

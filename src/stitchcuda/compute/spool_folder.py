@@ -17,19 +17,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
-import re
-import stat
-import time
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from stitchcuda.compute.model import NAME, Job, JobFailure, Outcome, Versions, Wanted, WorkerInfo
+from stitchcuda.compute.model import NAME, Job, JobFailure, Outcome, Versions, WorkerInfo
+from stitchcuda.compute.spool_entry import Entry
+from stitchcuda.compute.spool_files import BadFile, inside, link_once, read_regular, time_of
 from stitchcuda.errors import ComputeError, InfrastructureError
 from stitchcuda.hardware.model import Device
 
@@ -41,71 +39,6 @@ LARGEST = 64 << 20
 FOLDERS = ("jobs", "claimed", "done", "failed", "workers", "artifacts")
 LEFTOVER_SECONDS = 3600.0
 """After which a file that was begun and not finished is removed."""
-_ENTRY = re.compile(
-    r"(?P<order>\d\d-[0-9a-f]{16})~(?P<series>[0-9A-Za-z.-]+)\+(?P<kind>cuda|cpu)\+(?P<device>any|[0-9a-f]{12})"
-    r"~(?P<id>[A-Za-z0-9][A-Za-z0-9_.-]{0,99})~(?P<attempt>\d{1,3})of(?P<attempts>\d{1,3})(?:~(?P<worker>[\w.-]{1,80}))?\.json"
-)
-
-
-class BadFile(Exception):
-    """Something in the spool is not what its place says; the message says why."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What the name of a job's file says."""
-
-    order: str
-    series: str
-    kind: Literal["cuda", "cpu"]
-    device: str
-    id: str
-    attempt: int
-    attempts: int
-    worker: str = ""
-
-    @classmethod
-    def of(cls, job: Job) -> Entry:
-        """For a job that is submitted now."""
-        order = f"{job.priority:02}-{time.time_ns():016x}"
-        return cls(
-            order, job.versions.series, job.wanted.kind, device_mark(job.wanted), job.id, 1, min(job.attempts, 999)
-        )
-
-    @classmethod
-    def parse(cls, name: str) -> Entry | None:
-        """None for a name that is no job's."""
-        match = _ENTRY.fullmatch(name)
-        if match is None:
-            return None
-        return cls(
-            match["order"],
-            match["series"],
-            "cuda" if match["kind"] == "cuda" else "cpu",
-            match["device"],
-            match["id"],
-            int(match["attempt"]),
-            int(match["attempts"]),
-            match["worker"] or "",
-        )
-
-    @property
-    def name(self) -> str:
-        """The file's."""
-        worker = f"~{self.worker}" if self.worker else ""
-        queue = f"{self.series}+{self.kind}+{self.device}"
-        return f"{self.order}~{queue}~{self.id}~{self.attempt}of{self.attempts}{worker}.json"
-
-    def suits(self, device: Device) -> bool:
-        """Whether a worker of this package's series with ``device`` may claim it."""
-        if self.series != Versions().series or self.kind != device.target.kind:
-            return False
-        return self.device in ("any", device_mark(Wanted(kind=self.kind, name=device.name)))
-
-
-def device_mark(wanted: Wanted) -> str:
-    """A device's name as part of a file's."""
-    return hashlib.sha256(wanted.name.encode()).hexdigest()[:12] if wanted.name else "any"
 
 
 class Registered(WorkerInfo):
@@ -240,7 +173,7 @@ class SpoolFolder:
         for claimed in claims:
             path = self.path / "claimed" / claimed.name
             try:
-                age = now - _time_of(path)
+                age = now - time_of(path)
             except FileNotFoundError:
                 continue
             except BadFile as problem:
@@ -302,13 +235,15 @@ class SpoolFolder:
         if not outcome.artifacts:
             return outcome
         files = {
-            name: str(self.path / "artifacts" / where) for name, where in outcome.artifacts.items() if _inside(where)
+            name: str(self.path / "artifacts" / where) for name, where in outcome.artifacts.items() if inside(where)
         }
         return outcome.model_copy(update={"artifacts": files})
 
     def forget(self, job: str) -> None:
         """Move a result to failed/, so that the job can be submitted anew."""
-        self.reject(self.path / "done" / f"{job}.json", "a failure, and the job was submitted again")
+        path = self.path / "done" / f"{job}.json"
+        self.reject(path, "a failure, and the job was submitted again")
+        path.with_name(f".won-{path.name}").unlink(missing_ok=True)
 
     def results(self) -> Iterator[str]:
         """Ids of all jobs that have a result."""
@@ -362,7 +297,7 @@ class SpoolFolder:
             if path.suffix != ".json" or path.name.startswith("."):
                 continue
             try:
-                if now - _time_of(path) <= 2 * self.lease_s:
+                if now - time_of(path) <= 2 * self.lease_s:
                     found.append(Registered.model_validate_json(read_regular(path, 1 << 20)))
             except FileNotFoundError:
                 continue
@@ -404,7 +339,7 @@ class SpoolFolder:
             if not once:
                 os.replace(aside, path)
                 return True
-            return _link_once(aside, path)
+            return link_once(aside, path)
         finally:
             with contextlib.suppress(OSError):
                 aside.unlink(missing_ok=True)
@@ -421,59 +356,3 @@ class SpoolFolder:
                     "done/ and artifacts/ can go), and go on"
                 ) from error
             raise InfrastructureError(f"the spool {self.path} cannot be used: {error}") from error
-
-
-def _link_once(aside: Path, path: Path) -> bool:
-    """Give a written file its name unless that is taken: atomic, also over NFS, where an answer may be lost."""
-    try:
-        os.link(aside, path)
-    except FileExistsError:
-        return aside.stat().st_nlink == 2
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.EMLINK, errno.ENOSYS):
-            raise
-        # No hard links on this file system: whoever makes the empty file may fill it.
-        try:
-            os.close(os.open(path.with_name(f".won-{path.name}"), os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        os.replace(aside, path)
-    return True
-
-
-def read_regular(path: Path, most: int) -> bytes:
-    """The bytes of a plain file; BadFile for a link, a folder, a pipe, or one of more than ``most`` bytes."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise BadFile("it is a symbolic link") from None
-        if error.errno in (errno.ENXIO, errno.EACCES, errno.EISDIR):
-            raise BadFile(f"it cannot be read: {error.strerror}") from None
-        raise
-    facts = os.fstat(handle)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_size > most:
-        os.close(handle)
-        plain = stat.S_ISREG(facts.st_mode)
-        raise BadFile(f"it has {facts.st_size:,} bytes, more than {most:,}" if plain else "it is no plain file")
-    with open(handle, "rb") as file:
-        return file.read(most)
-
-
-def _time_of(path: Path) -> float:
-    """When a file was last touched. It is opened, since that makes an NFS client ask the server."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        if error.errno == errno.ENOENT:
-            raise
-        raise BadFile(f"it cannot be read: {error.strerror}") from None
-    try:
-        return os.fstat(handle).st_mtime
-    finally:
-        os.close(handle)
-
-
-def _inside(where: str) -> bool:
-    parts = Path(where).parts
-    return bool(parts) and not Path(where).is_absolute() and ".." not in parts

@@ -16,7 +16,9 @@ from pathlib import Path
 
 from stitchcuda.compute.model import JobFailure, Outcome, Versions
 from stitchcuda.compute.process import TimeLimit, WorkerDied, WorkerProcess
-from stitchcuda.compute.spool_folder import BadFile, Entry, Registered, SpoolFolder
+from stitchcuda.compute.spool_entry import Entry
+from stitchcuda.compute.spool_files import BadFile
+from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.hardware.model import Device
 
