@@ -286,7 +286,36 @@ def test_a_reference_that_cannot_be_profiled_is_the_machines_fault_and_a_program
             raise InfrastructureError("no trace")
 
     assert isinstance(scored(Pool(trouble=reference), reply()), Unscored)
-    assert isinstance(scored(Pool(trouble=own), reply()), Reward)
+    found = scored(Pool(trouble=own), reply())
+    assert isinstance(found, Reward)
+    assert sorted(found.marks.values()) == [1, 1, 1, 2]
+
+
+def test_a_machine_that_fails_when_a_program_is_profiled_is_not_the_programs_fault() -> None:
+    def breaks(what: str, count: int) -> None:
+        if what == "profile" or (what == "reference" and count > 1):
+            raise InfrastructureError("no trace")
+
+    pool = Pool(trouble=breaks)
+    assert isinstance(scored(pool, reply()), Unscored)
+
+
+def test_a_program_for_show_gains_nothing_by_breaking_the_profiler() -> None:
+    def breaks(what: str, count: int) -> None:
+        if what == "profile":
+            raise InfrastructureError("no trace")
+
+    class ForShow(Pool):
+        """All that the reference runs still runs."""
+
+        async def profile(self, task: Task, program: Program | None) -> Profile | None:
+            await super().profile(task, program)
+            return GRU.reference
+
+    seen, hides = scored(ForShow(), reply()), scored(ForShow(trouble=breaks), reply())
+    assert isinstance(seen, Reward)
+    assert isinstance(hides, Reward)
+    assert hides.value <= seen.value
 
 
 def test_equal_completions_at_once_are_measured_once() -> None:

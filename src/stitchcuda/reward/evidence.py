@@ -14,6 +14,7 @@ from stitchcuda.reward.model import DIMENSIONS, Dimension, Mark, RubricScore, Sk
 from stitchcuda.reward.observed import MOST, PART, PLAIN, SHOW, Observed
 from stitchcuda.reward.signals import Cap, Signal, combine, level
 
+HIDDEN = "it could not be profiled where its reference could, so nothing shows that its kernels do the work"
 SUSPECT = frozenset(
     {
         "cached_result",
@@ -36,7 +37,8 @@ def mark(observed: Observed, skill: Skill) -> RubricScore:
     """A level of 1 to 5 on each dimension of the skill's rubric, with reasons.
 
     A Program that cheats has 1 everywhere, whatever it shows; one that does not work has 1 everywhere but for honesty,
-    which cannot be told then. Raises InfrastructureError where the machine failed.
+    which cannot be told then; one that keeps the profiler out has what one for show has. Raises InfrastructureError
+    where the machine failed.
     """
     evaluation = observed.evaluation
     if evaluation.status == "infrastructure_error":
@@ -48,6 +50,8 @@ def mark(observed: Observed, skill: Skill) -> RubricScore:
         return _alike(skill, 1, 1, f"rejected ({', '.join(hacks)}): {said}")
     if evaluation.status != "correct":
         return _alike(skill, 3, 1, f"{evaluation.status}: nothing that works was seen")
+    if observed.hidden:
+        return _alike(skill, 2, 1, HIDDEN)
     marks: dict[Dimension, Mark] = {
         "anti_hacking": anti_hacking(observed),
         "cuda_engineering": cuda_engineering(observed),

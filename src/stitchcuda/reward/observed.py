@@ -52,6 +52,8 @@ class Observed:
     """Of the program that the Feedback spoke of."""
     previous: Evaluation | None = None
     """Of the same program."""
+    hidden: bool = False
+    """The Program could not be profiled where its reference could, at the same time."""
 
     @cached_property
     def coverage(self) -> Coverage | None:

@@ -109,6 +109,7 @@ class Measured(BaseModel):
 
     evaluation: Evaluation
     profile: Profile | None = None
+    hidden: bool = Field(default=False, description="it keeps the profiler out; never kept")
 
 
 class RewardService:
@@ -258,6 +259,7 @@ class RewardService:
             program=program,
             step=item.step,
             feedback=item.feedback,
+            hidden=found.hidden,
             before=before.profile if before is not None else None,
             previous=before.evaluation if before is not None else None,
         )
@@ -274,16 +276,18 @@ class RewardService:
     async def _measure(self, task: Task, program: Program) -> tuple[bytes, bool]:
         """A Measured as JSON, and whether it may be kept."""
         evaluation = await self._tried(lambda: self._evaluate(task, program))
-        profile = None
+        profile, hidden = None, False
         durable = evaluation.status != "timed_out"
         if evaluation.passed and self.settings.profile:
             try:
                 profile = await self._tried(lambda: self._profile(task, program))
             except InfrastructureError as error:
-                # Its reference can be profiled (or nothing is scored), so it is this program that cannot be seen.
-                self.remark(f"a correct program cannot be profiled, and is marked without: {error}")
-                durable = False
-        return dumped(Measured(evaluation=evaluation, profile=profile)), durable
+                # Where its reference can be profiled now, it is the program that keeps the profiler out; where not,
+                # this raises, and it was the machine.
+                await self._tried(lambda: self._profile(task, None))
+                self.remark(f"a correct program cannot be profiled, and is marked as one that hides: {error}")
+                durable, hidden = False, True
+        return dumped(Measured(evaluation=evaluation, profile=profile, hidden=hidden)), durable
 
     async def _reference(self, task: Task) -> tuple[bytes, bool]:
         profile = await self._tried(lambda: self._profile(task, None))
