@@ -42,6 +42,9 @@ NAMES = re.compile(r"\b(?:torch|at|c10|pybind11|py)::[A-Za-z_:]+|\b(?:TORCH|AT|C
 BROKEN = "functions "
 """How the reason begins why a call builds with no headers at all."""
 
+MISSING = "cublas_v2.h: No such file"
+"""In the reason where the CUDA toolkit of this machine has no cuBLAS."""
+
 
 def folder(path: Path) -> Iterator[str]:
     """Programs in a folder."""
@@ -136,17 +139,20 @@ def summary(texts: dict[str, str], own: dict[str, Any], torch: dict[str, Any]) -
     """Counts of one corpus."""
     tried = {key: own[key] for key in texts if key in own}
     broken = [key for key, result in tried.items() if result["why"].startswith(BROKEN)]
-    refused = [key for key, result in tried.items() if not result["ok"] and key not in broken]
+    missing = [key for key, result in tried.items() if MISSING in result["why"]]
+    refused = [key for key, result in tried.items() if not result["ok"] and key not in (*broken, *missing)]
     after = [torch[key] for key in refused if key in torch]
     reasons = Counter(_class(tried[key]["why"]) for key in refused)
     works = [key for key in refused if key in torch and torch[key]["ok"]]
-    fine = len(tried) - len(refused) - len(broken)
+    judged = len(tried) - len(broken) - len(missing)
+    fine = judged - len(refused)
     return {
         "programs": len(texts),
         "tried": len(tried),
         "broken": len(broken),
         "own": fine,
-        "share": round(fine / (len(tried) - len(broken)), 4) if len(tried) > len(broken) else None,
+        "no_toolkit": len(missing),
+        "share": round(fine / judged, 4) if judged else None,
         "fallback_tried": len(after),
         "fallback_builds": len(works),
         "neither": len(after) - len(works),
@@ -181,7 +187,7 @@ def page(result: dict[str, Any]) -> str:
         ]
         cells = [
             name,
-            *(each[key] for key in ("programs", "tried", "broken", "own")),
+            *(each[key] for key in ("programs", "tried", "broken", "no_toolkit", "own")),
             shares[0],
             each["fallback_tried"],
         ]
@@ -198,8 +204,9 @@ def page(result: dict[str, Any]) -> str:
             *rows,
             "",
             "Broken: a name in `functions` that the C++ sources do not mention, or `functions` beside a module of its",
-            "own, which no headers can build; left out of the share. The rest of what our headers refuse is built against",
-            "PyTorch's, where that was tried.",
+            "own, which no headers can build. No toolkit: it includes cuBLAS, whose headers are not on this machine.",
+            "Both are left out of the share. What else our headers refuse is built against PyTorch's, where that was",
+            "tried.",
             "",
             "What they use of PyTorch's C++ interface, in programs: " + ", ".join(names) + ".",
             "",
@@ -241,7 +248,11 @@ def main() -> None:
     measure(work, "own", options.all_state["own"], options)
     own, torch = options.all_state["own"], options.all_state["torch"]
     refused = [(key, text) for key, text in work if key in own and not own[key]["ok"]]
-    refused = [(key, text) for key, text in refused if not own[key]["why"].startswith(BROKEN)]
+    refused = [
+        (key, text)
+        for key, text in refused
+        if not own[key]["why"].startswith(BROKEN) and MISSING not in own[key]["why"]
+    ]
     count = len(refused) if options.fallback == "all" else int(options.fallback)
     measure(refused[:count], "torch", torch, options)
     names = Counter(name for _, text in work for name in used(text))
