@@ -176,10 +176,10 @@ def _class(why: str) -> str:
 
 def page(result: dict[str, Any]) -> str:
     """The same for people."""
-    head = (
-        "| corpus | programs | tried | own headers | share | fall-back tried | of these build | share of what builds |"
+    columns = (
+        "programs, tried, broken, no toolkit, own headers, share, fall-back tried, of these build, share of what builds"
     )
-    rows = [head, "|---|---|---|---|---|---|---|---|"]
+    rows = [" | ".join(["| corpus", *columns.split(", ")]) + " |", "|---" * 10 + "|"]
     for name, each in result["corpora"].items():
         shares = [
             f"{100 * each[key]:.1f} %" if each[key] is not None else ""
