@@ -76,6 +76,8 @@ class Branch:
     open: bool = True
     refuted: bool = False
     """The Verifier sent the idea back to the Planner."""
+    beside: bool = False
+    """It is recipes' beside a model's and takes no place from those."""
     own: bool = False
     """``best`` was written by this branch, not given to it."""
 
@@ -178,14 +180,14 @@ class Search:
         self.rounds = 0
         self._turns.clear()
         for idea in seeds:
-            self._open(idea, 0)
+            self._open(idea, 0, beside=True)
         for idea in ideas[: self.beam]:
             for draft in range(self.drafts):
                 self._open(idea, draft)
         return len(fresh)
 
-    def _open(self, idea: Idea, draft: int) -> None:
-        branch = Branch(idea, draft, best=self.best)
+    def _open(self, idea: Idea, draft: int, *, beside: bool = False) -> None:
+        branch = Branch(idea, draft, best=self.best, beside=beside)
         if self.best is None and self.rejected_base is not None:
             bad = self.rejected_base
             branch.failed, branch.evaluation = bad, bad.evaluation
@@ -266,7 +268,7 @@ class Search:
         if self.enough or (self.best is not None and self.stale >= PATIENCE and not self.chain):
             return "stop"
         alive = [b for b in self.branches if b.open]
-        ranked = sorted(alive, key=lambda b: -(b.best.score if b.best else 0.0))
+        ranked = sorted((b for b in alive if not b.beside), key=lambda b: -(b.best.score if b.best else 0.0))
         for branch in ranked[self.beam :]:
             branch.open = False
         self._turns = deque(b for b in alive if b.open)

@@ -1,0 +1,31 @@
+"""Decisions of the search on their own."""
+
+from __future__ import annotations
+
+from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.plan import Idea, Plan
+from stitchcuda.workflow.search import Branch, Search, Trial
+from tests.workflow.world import ToyBench, idea, program
+
+
+def by_recipes(name: str) -> Idea:
+    plain = idea(name, ("one", "two"))
+    return plain.model_copy(update={"steps": [step.model_copy(update={"recipes": ["r"]}) for step in plain.steps]})
+
+
+def correct(branch: Branch, number: int, over_best: float) -> Trial:
+    written = program(f"correct {over_best}")
+    return Trial(number, branch.idea.name, branch.step.title, written, ToyBench().evaluate(written, "screen"))
+
+
+def test_recipes_beside_a_model_take_no_place_of_the_beam() -> None:
+    search = Search(beam=1, drafts=1)
+    search.adopt(Plan(summary="", bottleneck="", ideas=[by_recipes("recipes: all"), idea("rows", ("one", "two"))]))
+    onward = Feedback(route="next", diagnosis="", evidence="", suggestion="")
+    recipes, model = search.next(), search.next()
+    assert recipes is not None
+    assert model is not None
+    search.settle(recipes, correct(recipes, 1, 1.5), onward, candidate=False)
+    search.settle(model, correct(model, 2, 1.2), onward, candidate=True)
+    assert search.end_round() == "again"
+    assert (recipes.open, model.open) == (True, True)
