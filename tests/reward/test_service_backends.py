@@ -11,6 +11,9 @@ from typing import Self
 
 import pytest
 
+from stitchcuda.benchmark.folder import SETTINGS
+from stitchcuda.benchmark.log import Log
+from stitchcuda.benchmark.measuring import HELD, Notes
 from stitchcuda.compute import open_compute
 from stitchcuda.compute.model import Capacity, Job, JobFailure, Outcome
 from stitchcuda.errors import InfrastructureError, RecordMissing, RunError, TaskError
@@ -150,6 +153,17 @@ def test_a_runs_journal_is_scored_again_without_running_anything(tmp_path: Path)
     assert isinstance(wrong, Reward)
     assert isinstance(none, Reward)
     assert (wrong.status, wrong.value, none.status) == ("wrong_output", 0.0, "no_program")
+
+
+def test_a_sweeps_folder_is_read_for_its_runs(tmp_path: Path) -> None:
+    item = tmp_path / "items" / "gru.0"
+    item.mkdir(parents=True)
+    journal(item / "run")
+    Notes(item / HELD).add("evaluate", 1.0)
+    (tmp_path / SETTINGS).touch()
+    with Log(tmp_path) as log:
+        log.add("begun", {"items": []})
+    assert len(RecordedEvaluations(tmp_path)) == 2
 
 
 def test_what_was_not_recorded_is_named(tmp_path: Path) -> None:

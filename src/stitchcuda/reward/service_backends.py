@@ -32,6 +32,8 @@ from stitchcuda.workflow.records import NAME, read_records
 
 REFERENCE = "reference"
 """In place of a Program's digest."""
+SWEEP_NOTES, SWEEP_SETTINGS = "measured.jsonl", "sweep.toml"
+"""Files of ``benchmark``: a sweep's own notes and journal lie beside its runs', and hold no evaluations."""
 TIME_OUTS = 2
 """Time limits of a job that must be up before its Program is at fault: the first may have gone to the stock options,
 which are measured once for each task."""
@@ -252,7 +254,10 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
     elif path.is_dir():
-        yield from sorted(found for found in path.rglob("*.jsonl") if found.is_file())
+        for found in sorted(path.rglob("*.jsonl")):
+            of_sweep = found.name == SWEEP_NOTES or (found.name == NAME and (found.parent / SWEEP_SETTINGS).is_file())
+            if found.is_file() and not of_sweep:
+                yield found
 
 
 def _journaled(path: Path) -> Iterator[Recorded]:
