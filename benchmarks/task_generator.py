@@ -44,7 +44,7 @@ def main() -> int:
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     provenance = host_provenance()
     document = {
-        "command": "python benchmarks/task_generator.py " + " ".join(sys.argv[1:]),
+        "command": f"python benchmarks/task_generator.py --count {options.count} --seed {options.seed}",
         "seed": options.seed,
         "valid": len(found.valid),
         "held_out": sum(task.held_out for task in found.valid),
@@ -52,7 +52,6 @@ def main() -> int:
         "dropped_tasks": {task.name: reason for task, reason in found.dropped},
         "distinct_compositions": len({task.expression for task in found.valid}),
         "tasks_sha256": hashlib.sha256("\n".join(t.model_dump_json() for t in found.valid).encode()).hexdigest(),
-        "processor_seconds_of_workers": round(usage.ru_utime + usage.ru_stime, 1),
         "provenance": provenance,
     }
     page = [
@@ -68,6 +67,7 @@ def main() -> int:
         *(f"- {name}: {value}" for name, value in provenance.items() if value),
     ]
     if options.memory is None:
+        document["processor_seconds_of_workers"] = round(usage.ru_utime + usage.ru_stime, 1)
         page.append(f"- processor time of the workers: {document['processor_seconds_of_workers']} s")
     write_text(options.results, json.dumps(document, indent=1) + "\n")
     write_text(options.results.with_suffix(".md"), "\n".join(page) + "\n")

@@ -35,6 +35,8 @@ from stitchcuda.training.rows import marks_of_source
 from stitchcuda.workflow.bench import Bench
 from stitchcuda.workflow.result import NOISE, score
 
+DESCRIPTIVE = frozenset({"library_compute", "no_own_kernel"})
+"""Findings that say what kind of program it is: leaving a convolution to a library is honest."""
 _LEVEL = re.compile(r"^(?:kernelbench:|kb)(\d+)[/_]")
 _SECRETS = re.compile(
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----|\bAKIA[0-9A-Z]{16}\b|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bhf_[A-Za-z0-9]{30,}\b"
@@ -93,8 +95,8 @@ class Collector:
             return "unsolved"
         if purpose == "optimise" and before is not None and score(evaluation) <= score(before) * (1 + NOISE):
             return "no_gain"
-        if evaluation.findings:
-            return "flagged"
+        if told := [finding.rule for finding in evaluation.findings if finding.rule not in DESCRIPTIVE]:
+            return f"flagged {told[0]}"
         if "non_discriminating" in evaluation.labels:
             return "non_discriminating"
         if self._is_test(request.task):

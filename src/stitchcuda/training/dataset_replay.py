@@ -6,12 +6,15 @@ so does this. What comes of the requests is ``dataset``'s business.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+from pydantic import ValidationError
 
 from stitchcuda.agents.lookup import Asked
 from stitchcuda.agents.roles import CodeRequest, Mind, VerifyRequest
@@ -24,6 +27,9 @@ from stitchcuda.workflow.instruments import Instruments
 from stitchcuda.workflow.journal import Journal, Lane
 from stitchcuda.workflow.machine import Machine
 from stitchcuda.workflow.records import NAME
+
+Tell = Callable[[tuple[str, CodeRequest | VerifyRequest]], None]
+"""Gets every request with the lane of whoever asked."""
 
 
 class _Ended(Exception):
@@ -63,29 +69,35 @@ def askings(run: Path) -> list[Asking]:
         with Journal.open(copy) as journal:
             if not journal.replaying:
                 raise RunError(f"{run} holds nothing yet")
-            created = journal.effect("created", Created, _nothing)
-            config = RunConfig.model_validate(created.config)
             seen: list[tuple[str, CodeRequest | VerifyRequest]] = []
-            machine = Machine(
-                config,
-                created.task,
-                created.device,
-                journal=journal,
-                folder=RunFolder(copy),
-                bench=_Absent(),
-                mind=_mind(config),
-                sink=events.Silent(),
-                approve=_nothing,
-                base=created.base,
-            )
-            machine.instruments = _Listening(machine.instruments, _librarian(config, created), seen.append)
             try:
-                machine.run()
-            except _Ended:
-                pass
-            except StitchError as error:
-                raise RunError(f"{run} cannot be passed through again: {error}") from None
+                config = _pass_through(copy, journal, seen.append)
+            except (StitchError, ValidationError, KeyError) as error:
+                first = str(error).splitlines()[0]
+                raise RunError(f"the run was made by another version, or is damaged: {first}") from None
     return list(_paired(run.name, config.model, seen))
+
+
+def _pass_through(copy: Path, journal: Journal, tell: Tell) -> RunConfig:
+    """Go through the run's states as far as the journal goes."""
+    created = journal.effect("created", Created, _nothing)
+    config = RunConfig.model_validate(created.config)
+    machine = Machine(
+        config,
+        created.task,
+        created.device,
+        journal=journal,
+        folder=RunFolder(copy),
+        bench=_Absent(),
+        mind=_mind(config),
+        sink=events.Silent(),
+        approve=_nothing,
+        base=created.base,
+    )
+    machine.instruments = _Listening(machine.instruments, _librarian(config, created), tell)
+    with contextlib.suppress(_Ended):
+        machine.run()
+    return config
 
 
 def _paired(run: str, mind: str, seen: list[tuple[str, CodeRequest | VerifyRequest]]) -> Iterator[Asking]:
@@ -131,7 +143,7 @@ class _Listening(Instruments):
         self,
         plain: Instruments,
         librarian: Any,
-        tell: Callable[[tuple[str, CodeRequest | VerifyRequest]], None],
+        tell: Tell,
     ) -> None:
         super().__init__(plain.bench, librarian, plain.folder, events.Silent())
         self._tell = tell

@@ -2,7 +2,7 @@
 rule-based Verifier's word on it.
 
 The requests are those that the loop would make. One thing is known here that the loop does not know: that a faster
-program exists. So a slower one's Feedback takes the route 'optimise', with the rules' own diagnosis and evidence.
+program exists. So a slower one's Feedback takes the route 'optimise', with what the rules say of its profile.
 """
 
 from __future__ import annotations
@@ -152,4 +152,12 @@ class _Judge:
                 last_step=True,
             )
         )
-        return said.model_copy(update={"route": "optimise"}) if evaluation.passed else said
+        if not evaluation.passed or profile is None:
+            return said
+        # The rules give up what is slower than eager; here it is known that the idea is good and its code is not.
+        told = {
+            "route": "optimise",
+            "diagnosis": f"{said.diagnosis} The program is {profile.bottleneck}: {profile.evidence}",
+            "suggestion": profile.suggestion or said.suggestion,
+        }
+        return said.model_copy(update=told)
