@@ -56,6 +56,12 @@ class BudgetExceeded(StitchError):
     exit_code = 1
 
 
+class SweepSpent(StitchError):
+    """The dollars of a whole sweep are used. Unlike a run's own limit it ends no run: that can be gone on with."""
+
+    exit_code = 1
+
+
 class KnowledgeError(StitchError):
     """A knowledge source or index cannot be used: not there, not reachable, of another schema, or refused."""
 

@@ -11,8 +11,9 @@ import pytest
 from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.benchmark.governor import USUAL_TOKENS, Governor, Stopped
 from stitchcuda.benchmark.measuring import measured_seconds
-from stitchcuda.errors import BudgetExceeded
+from stitchcuda.errors import SweepSpent
 from stitchcuda.workflow.journal import Journal
+from tests.workflow.world import ToyMind, config, go, idea, new_folder
 
 
 def reply(ordinal: int, tokens: int = 100, usd: float = 0.0) -> ReplyRecord:
@@ -42,8 +43,22 @@ def test_requests_that_were_paid_already_wait_for_nothing(tmp_path: Path) -> Non
         journal.append(reply(0))
         log = governor.over(journal)
         assert log.find(reply(0).key) is not None
-        with pytest.raises(BudgetExceeded, match=r"\$2\.00 of the sweep's \$1\.00"):
+        with pytest.raises(SweepSpent, match=r"\$2\.00 of the sweep's \$1\.00"):
             log.find(reply(1).key)
+
+
+def test_a_run_that_the_sweeps_dollars_do_not_reach_for_is_gone_on_with_later(tmp_path: Path) -> None:
+    def poor(what: str) -> None:
+        if what.startswith("code"):
+            Governor(usd=1.0, spent=1.0).admit()
+
+    mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.3"]}, before=poor)
+    folder = new_folder(tmp_path, config())
+    with pytest.raises(SweepSpent):
+        go(folder, mind)
+    assert folder.summary() is None, "it counts neither for nor against anybody"
+    mind.before = lambda what: None
+    assert go(folder, mind, resumed=True).status == "correct"
 
 
 def test_dollars_of_all_runs_add_up(tmp_path: Path) -> None:

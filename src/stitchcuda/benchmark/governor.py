@@ -7,7 +7,7 @@ import time
 
 from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.agents.spending import Spend
-from stitchcuda.errors import BudgetExceeded
+from stitchcuda.errors import SweepSpent
 from stitchcuda.workflow.journal import Journal
 
 USUAL_TOKENS = 6_000
@@ -43,13 +43,13 @@ class Governor:
     def admit(self) -> float:
         """Wait until a request may be made; gives the tokens that are taken for it, until it is known what it took.
 
-        Raises BudgetExceeded when the sweep's dollars are used, Stopped when it is asked to stop. What a request that
-        fails has taken flows back with time.
+        Raises SweepSpent when the sweep's dollars are used, so that the item stays open instead of counting as it
+        stands; Stopped when it is asked to stop. What a request that fails has taken flows back with time.
         """
         while True:
             self.check()
             if self.out_of_money:
-                raise BudgetExceeded(f"${self.spent:.2f} of the sweep's ${self.usd or 0:.2f} used")
+                raise SweepSpent(f"${self.spent:.2f} of the sweep's ${self.usd or 0:.2f} used")
             with self._guard:
                 if self.tokens_per_minute is None:
                     return 0.0
