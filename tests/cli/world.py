@@ -56,7 +56,8 @@ OTHER = PROGRAM.format(expression="(x * self.scale).clamp_(min=0.0).mul_(16.0).a
 WRONG = PROGRAM.format(expression="torch.relu_(x * self.scale).mul_(17.0).add_(x)")
 RAISES = PROGRAM.format(expression="undefined_name + x")
 
-QUICK = tuple("--target cpu --beam 2 --drafts 1 --replans 0 --confirm screen --no-seeds --yes".split())
+SMALL = ("--target", "cpu", "--beam", "2", "--drafts", "1", "--replans", "0", "--confirm", "screen")
+QUICK: tuple[str, ...] = (*SMALL, "--no-seeds", "--yes")
 """Options of a small run."""
 
 
