@@ -4,8 +4,8 @@
 
 Each place gets probes, which go through everything that an evaluation goes through but the evaluation: submission,
 queue, worker process, result. ``alone`` submits one and waits for it; ``stream`` submits all and divides the time by
-their number. Queued jobs are real evaluations with a task and a program, each of its own, that nobody works on. Results go to
-``benchmarks/results/compute_overhead.{json,md}``, and exit status 1 says that a limit was missed.
+their number. Queued jobs are real evaluations with a task and a program, each of its own, that nobody works on. Results
+go to ``benchmarks/results/compute_overhead.{json,md}``, and exit status 1 says that a limit was missed.
 """
 
 from __future__ import annotations
