@@ -101,6 +101,11 @@ class _Canonical:
             if isinstance(member, ast.FunctionDef)
         }
         self.names: dict[str, str] | None = None
+        """Of the module; None while names are left out."""
+        self.own: dict[str, str] = {}
+        """Of members of classes."""
+        self.scopes: list[tuple[frozenset[str], dict[str, str]]] = []
+        """Names that the functions around bind, and how they are printed: a function's names are its own."""
         self.memo: dict[int, str] = {}
 
     def text(self, body: Sequence[ast.stmt]) -> str:
@@ -161,7 +166,15 @@ class _Canonical:
             return name
         if self.names is None:
             return "_"
+        for bound, printed in reversed(self.scopes):
+            if name in bound:
+                return printed.setdefault(name, f"a{len(printed)}")
         return self.names.setdefault(name, f"v{len(self.names)}")
+
+    def _member(self, name: str) -> str:
+        if name in _INTERFACE:
+            return name
+        return "_" if self.names is None else self.own.setdefault(name, f"m{len(self.own)}")
 
     def _print(self, node: object) -> str:
         """Fields that are empty are left out, so that versions of Python agree."""
@@ -178,7 +191,7 @@ class _Canonical:
                 if root in self.imports:
                     return self.imports[root] + whole[len(root) :]
                 own = _of_self(node) and node.attr in self.members
-                return f"{self._print(node.value)}.{self._name(node.attr) if own else node.attr}"
+                return f"{self._print(node.value)}.{self._member(node.attr) if own else node.attr}"
             case ast.Call(func=ast.Name(id="super")):
                 return "super()"
             case ast.Call():
@@ -188,13 +201,15 @@ class _Canonical:
                 ]
                 values = [self._print(value) for value in node.args]
                 return f"{self._print(node.func)}({','.join(values + sorted(words))})"
-            case ast.FunctionDef() | ast.ClassDef():
-                # Names of definitions come before what they hold, so that a caller may stand before or behind.
-                parts = [self._name(node.name)]
-                parts += [self._print(base) for base in getattr(node, "bases", [])]
-                if isinstance(node, ast.FunctionDef):
-                    parts.append(self._print(node.args))
-                return f"{type(node).__name__}[{','.join(parts)}]" + "{" + ";".join(map(self._print, node.body)) + "}"
+            case ast.ClassDef():
+                inside = [
+                    self._function(p, method=True) if isinstance(p, ast.FunctionDef) else self._print(p)
+                    for p in node.body
+                ]
+                bases = ",".join(map(self._print, node.bases))
+                return f"class {self._name(node.name)}[{bases}]{{{';'.join(inside)}}}"
+            case ast.FunctionDef():
+                return self._function(node, method=False)
             case ast.AnnAssign():
                 value = self._print(node.value) if node.value is not None else ""
                 return f"Assign({self._print(node.target)},{value})"
@@ -210,10 +225,24 @@ class _Canonical:
             case _:
                 return str(node)
 
+    def _function(self, node: ast.FunctionDef, *, method: bool) -> str:
+        name = self._member(node.name) if method else self._name(node.name)
+        self.scopes.append((_bound(node), {}))
+        text = f"def {name}({self._print(node.args)}){{{';'.join(map(self._print, node.body))}}}"
+        self.scopes.pop()
+        return text
+
     def _constant(self, value: object) -> str:
         if self.constants or value is None or isinstance(value, bool):
             return repr(float(value)) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
         return "#"
+
+
+def _bound(node: ast.FunctionDef) -> frozenset[str]:
+    """Names that a function binds: its arguments and what it assigns."""
+    parts = list(ast.walk(node))
+    names = {part.arg for part in parts if isinstance(part, ast.arg)} - {"self"}
+    return frozenset(names | {p.id for p in parts if isinstance(p, ast.Name) and isinstance(p.ctx, ast.Store)})
 
 
 def vars_of(node: ast.AST) -> Iterator[object]:
