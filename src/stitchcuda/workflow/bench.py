@@ -7,7 +7,9 @@ What measures starts when the first live measurement needs it, so that replaying
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -151,6 +153,14 @@ class ComputeBench:
         self.compute = compute
         self._settings = settings
         self._about: tuple[Task, TaskFacts, Device] | None = None
+        self._run = ""
+        self._asked: Counter[str] = Counter()
+        self._naming = threading.Lock()
+
+    def of_run(self, run: str) -> None:
+        """Name jobs by the run, what they ask, and how often that was asked: a run that was killed and is resumed finds
+        on a spool what was measured meanwhile, instead of having it measured twice."""
+        self._run = run
 
     def inspect(self, task: Task) -> TaskFacts:
         """Run the reference once, there."""
@@ -201,7 +211,13 @@ class ComputeBench:
         from stitchcuda.compute.model import Job
 
         given = {"settings": self._settings} if self._settings is not None else {}
-        return Job(kind=kind, wanted=wanted, **given, **fields)
+        job = Job(kind=kind, wanted=wanted, **given, **fields)
+        if not self._run:
+            return job
+        with self._naming:
+            name = f"{self._run} {job.digest} {self._asked[job.digest]}"
+            self._asked[job.digest] += 1
+        return job.model_copy(update={"id": hashlib.sha256(name.encode()).hexdigest()[:32]})
 
     def _wait(self, job: Job) -> Outcome:
         future = self.compute.submit(job)

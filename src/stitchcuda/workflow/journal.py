@@ -255,6 +255,11 @@ class Journal:
         return self.main.upcoming
 
     @property
+    def mark(self) -> str:
+        """Of this run and no other, from its first effect on; empty before."""
+        return self.main._effects[0].digest if self.main._effects else ""
+
+    @property
     def ended(self) -> bool:
         """The run came to its end; nothing was begun after it."""
         last = self.main._effects[-1] if self.main._effects else None

@@ -21,7 +21,7 @@ from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
 from stitchcuda.workflow import events
 from stitchcuda.workflow.approval import Ask, approval, later
-from stitchcuda.workflow.bench import Bench, find_device, open_bench
+from stitchcuda.workflow.bench import Bench, ComputeBench, find_device, open_bench
 from stitchcuda.workflow.budget import Limits
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.effects import Created, Extended
@@ -213,6 +213,9 @@ def _drive(
         sink.emit(events.RunStarted(folder.path, begun.task, mind.name, resumed))
         if bench is None:
             bench = stack.enter_context(open_bench(config.compute, data_folder(), begun.device.target.kind))
+        if isinstance(bench, ComputeBench):
+            # A run that goes on after its end measures anew.
+            bench.of_run(f"{journal.mark} {len(journal.opened('extended')) + (more is not None)}")
         if not config.looks_up or not begun.config.get("knowledge"):
             librarian = None
         elif librarian is None:
