@@ -53,6 +53,26 @@ def test_carrying_twice_changes_nothing(tmp_path: Path) -> None:
     assert two.read(claim) == evaluation_of("relu", id="waits", versions=two.read(claim).versions)
 
 
+def test_files_that_were_cleared_away_do_not_go_along_and_links_are_not_followed(tmp_path: Path) -> None:
+    folder, bundle = SpoolFolder(tmp_path / "spool"), tmp_path / "b"
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "secret").write_text("s")
+    (folder.path / "artifacts" / "b~1~w").symlink_to(tmp_path / "mine")
+    for job, path in (("a", "a~1~w/gone.json"), ("b", "b~1~w/secret")):
+        folder.finish(Outcome(job=job, kind="probe", artifacts={"x": path}), None)
+    assert pack(folder, bundle) == (0, 2)
+    with tarfile.open(bundle) as tar:
+        assert sorted(tar.getnames()) == ["done/a.json", "done/b.json"]
+
+
+def test_a_bundle_that_cannot_be_written_is_a_sentence_and_leaves_nothing(tmp_path: Path) -> None:
+    folder = SpoolFolder(tmp_path / "spool")
+    (tmp_path / "b").mkdir()
+    with pytest.raises(ComputeError, match="cannot be written"):
+        pack(folder, tmp_path / "b")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["b", "spool"]
+
+
 @pytest.mark.parametrize(
     "name", ["../evil", "/etc/evil", "jobs/../../evil", "jobs/.evil", "artifacts/a/../../evil", "done", "jobs/a b"]
 )

@@ -18,24 +18,22 @@ def pack(folder: SpoolFolder, out: Path, *, results: bool = True) -> tuple[int, 
     Nothing in the spool changes."""
     aside = out.with_name(f".{out.name}.part")
     waiting, done = 0, 0
-    with tarfile.open(aside, "w:gz", compresslevel=1) as tar:
-        for entry in folder.listed("jobs"):
-            try:
-                data = read_regular(folder.path / "jobs" / entry.name, LARGEST)
-            except (FileNotFoundError, BadFile):
-                continue  # begun meanwhile, or damaged: a worker will say so
-            _add(tar, f"jobs/{entry.id}.json", data)
-            waiting += 1
-        for name in sorted(folder.results()) if results else []:
-            outcome = folder.result(name)
-            if outcome is None:
-                continue
-            for path in outcome.artifacts.values():
-                where = PurePosixPath("artifacts", Path(path).parent.name, Path(path).name)
-                _add(tar, str(where), read_regular(Path(path), LARGEST))
-            _add(tar, f"done/{name}.json", read_regular(folder.path / "done" / f"{name}.json", LARGEST))
-            done += 1
-    aside.replace(out)
+    try:
+        with tarfile.open(aside, "w:gz", compresslevel=1) as tar:
+            for entry in folder.listed("jobs"):
+                # One that is gone was begun meanwhile; one that is damaged, a worker will say so.
+                waiting += _take(tar, f"jobs/{entry.id}.json", folder.path / "jobs" / entry.name)
+            for name in sorted(folder.results()) if results else []:
+                outcome = folder.result(name)
+                for path in map(Path, outcome.artifacts.values()) if outcome is not None else []:
+                    if not path.parent.is_symlink():  # what was cleared away does not go along either
+                        _take(tar, str(PurePosixPath("artifacts", path.parent.name, path.name)), path)
+                done += _take(tar, f"done/{name}.json", folder.path / "done" / f"{name}.json")
+        aside.replace(out)
+    except OSError as error:
+        raise ComputeError(f"{out} cannot be written: {error.strerror or error}") from None
+    finally:
+        aside.unlink(missing_ok=True)
     return waiting, done
 
 
@@ -75,7 +73,13 @@ def _plain(part: str) -> bool:
     return len(part) < 250 and all(piece and NAME.fullmatch(piece[:100]) for piece in part.split("~"))
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+def _take(tar: tarfile.TarFile, name: str, path: Path) -> bool:
+    """Add a file of the spool; False for one that is gone, or that nobody would read."""
+    try:
+        data = read_regular(path, LARGEST)
+    except (FileNotFoundError, BadFile):
+        return False
     facts = tarfile.TarInfo(name)
     facts.size = len(data)
     tar.addfile(facts, io.BytesIO(data))
+    return True
