@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -424,6 +427,19 @@ def test_another_task_or_device_is_measured_anew(tmp_path: Path, change: dict[st
     with BlockingService(moved, CALM, cache=tmp_path / "cache.db") as service:
         service.score(TASK, reply())
     assert moved.asked["evaluate"] == 1
+
+
+def test_whatever_another_version_kept_is_measured_anew(tmp_path: Path) -> None:
+    path = tmp_path / "cache.db"
+    with BlockingService(Pool(), CALM, cache=path) as service:
+        first = service.score(TASK, reply())
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        file.execute("UPDATE entry SET value = ?", (zlib.compress(b'{"old": 1}'),))
+        file.commit()
+    pool = Pool()
+    with BlockingService(pool, CALM, cache=path) as service:
+        assert service.score(TASK, reply()) == first
+    assert pool.asked == {"evaluate": 1, "profile": 1, "reference": 1}
 
 
 def test_a_task_of_a_users_package_is_not_kept_on_disk_for_its_code_may_change(tmp_path: Path) -> None:

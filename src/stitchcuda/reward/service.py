@@ -47,6 +47,7 @@ LONG = 1 << 16
 """Characters of a completion that is read in a thread."""
 
 T = TypeVar("T")
+Kept = TypeVar("Kept", bound=BaseModel)
 
 
 class Backend(Protocol):
@@ -110,6 +111,14 @@ class Measured(BaseModel):
     evaluation: Evaluation
     profile: Profile | None = None
     hidden: bool = Field(default=False, description="it keeps the profiler out; never kept")
+
+
+class Referred(BaseModel):
+    """What is kept of a task's reference."""
+
+    model_config = ConfigDict(frozen=True)
+
+    profile: Profile | None = Field(description="None where nothing there can profile")
 
 
 class RewardService:
@@ -240,7 +249,7 @@ class RewardService:
             outcome = await judge.judge(item.task, observed, marks)
             return dumped(outcome), outcome.outcome != "failed"
 
-        return JudgeOutcome.model_validate_json(await self._once(key, ask, item.task))
+        return await self._kept(JudgeOutcome, key, ask, item.task)
 
     async def _observe(self, item: Item, program: Program) -> Observed:
         """All that marks rest on, from what is known or measured now."""
@@ -248,10 +257,9 @@ class RewardService:
         found = await self._measured(item.task, program)
         reference = None
         if found.evaluation.passed and self.settings.profile:
-            raw = await self._once(
-                hashed("reference", task_key(item.task), self._stamp()), lambda: self._reference(item.task), item.task
-            )
-            reference = Profile.model_validate_json(raw) if raw else None
+            key = hashed("reference", task_key(item.task), self._stamp())
+            kept = await self._kept(Referred, key, lambda: self._reference(item.task), item.task)
+            reference = kept.profile
         return Observed(
             evaluation=found.evaluation,
             reference=reference,
@@ -265,13 +273,17 @@ class RewardService:
         )
 
     async def _measured(self, task: Task, program: Program) -> Measured:
-        key = self._key(task, program)
-        raw = await self._once(key, lambda: self._measure(task, program), task)
+        return await self._kept(Measured, self._key(task, program), lambda: self._measure(task, program), task)
+
+    async def _kept(
+        self, kind: type[Kept], key: str, work: Callable[[], Coroutine[Any, Any, tuple[bytes, bool]]], task: Task
+    ) -> Kept:
+        """What is kept under ``key``, read; found anew where another version wrote it."""
         try:
-            return Measured.model_validate_json(raw)
-        except ValidationError:  # of a file that another version wrote
+            return kind.model_validate_json(await self._once(key, work, task))
+        except ValidationError:
             self._forget(key)
-            return Measured.model_validate_json(await self._once(key, lambda: self._measure(task, program), task))
+            return kind.model_validate_json(await self._once(key, work, task))
 
     async def _measure(self, task: Task, program: Program) -> tuple[bytes, bool]:
         """A Measured as JSON, and whether it may be kept."""
@@ -291,7 +303,7 @@ class RewardService:
 
     async def _reference(self, task: Task) -> tuple[bytes, bool]:
         profile = await self._tried(lambda: self._profile(task, None))
-        return (dumped(profile) if profile is not None else b""), True
+        return dumped(Referred(profile=profile)), True
 
     async def _evaluate(self, task: Task, program: Program) -> Evaluation:
         evaluation = await self.backend.evaluate(task, program)
