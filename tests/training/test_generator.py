@@ -12,7 +12,6 @@ from stitchcuda.task.loader import check_source, load_task
 from stitchcuda.task.model import Target
 from stitchcuda.training.generator import GeneratedTask, generate
 from stitchcuda.training.generator_audit import (
-    LONGEST_SECONDS,
     Memory,
     audited,
     read_tasks,
@@ -89,17 +88,24 @@ def test_an_audit_that_finds_hardly_anything_valid_says_so(tmp_path: Path) -> No
         audited(7, 100, memory=memory)
 
 
-def test_what_is_degenerate_is_told_from_what_is_not() -> None:
-    from stitchcuda.task.audit import Auditor
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        ("return torch.relu(x) * torch.sigmoid(x)", ""),
+        ("return torch.sum(F.softmax(x, dim=-1), dim=-1)", "non_discriminating"),
+        ("return torch.relu(torch.abs(x))", "dead work"),
+        ("return torch.log(x)", "not finite"),
+    ],
+)
+def test_what_is_degenerate_is_told_from_what_is_not(forward: str, reason: str) -> None:
+    from stitchcuda.evaluation.audit_worker import audit
+    from stitchcuda.evaluation.settings import TOLERANCES
 
-    told = {
-        "return torch.relu(x) * torch.sigmoid(x)": "",
-        "return torch.sum(F.softmax(x, dim=-1), dim=-1)": "non_discriminating",
-        "return torch.relu(torch.abs(x))": "dead work",
-        "return torch.relu(x) + torch.missing(x)": "does not run",
-    }
-    with Auditor("cpu", timeout_s=LONGEST_SECONDS) as auditor:
-        for forward, reason in told.items():
-            task = by_hand(forward)
-            entry = auditor.audit(task.task(CPU, "audit"), seconds=LONGEST_SECONDS / 2)
-            assert verdict(entry, task.body).partition(":")[0] == reason, forward
+    task = by_hand(forward)
+    request = {"seconds": 60.0, "exact": True, "tolerance": TOLERANCES["fp32"].model_dump()}
+    entry = audit({"task": task.task(CPU, "audit").model_dump(), **request})
+    assert verdict(entry, task.body).partition(":")[0] == reason
+
+
+def test_a_task_that_does_not_run_is_dropped_with_the_reason() -> None:
+    assert verdict({"error": "RuntimeError: sizes"}, "") == "does not run: RuntimeError: sizes"

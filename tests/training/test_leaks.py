@@ -216,7 +216,7 @@ def test_a_name_refuses_where_the_row_says_its_level_and_only_warns_where_it_doe
 
 def test_sources_are_found_in_fenced_blocks_but_programs_are_none() -> None:
     text = f"The architecture:\n```python\n{BLOCK}```\nAnd its program:\n```python\nclass ModelNew:\n    pass\n```\n"
-    assert list(sources_in({"a": [text, {"b": BLOCK}]})) == [BLOCK.lstrip("\n") and BLOCK, BLOCK]
+    assert list(sources_in({"a": [text, {"b": BLOCK}]})) == [BLOCK, BLOCK]
 
 
 def test_the_default_split_is_known_without_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,15 +227,13 @@ def test_the_default_split_is_known_without_the_benchmark(monkeypatch: pytest.Mo
     relu = """import torch
 from torch import nn
 class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
     def forward(self, values):
-        return torch.relu(values)
+        result = torch.relu(values)
+        return result
 rows = 4096
 columns = 393216
 def get_inputs():
-    data = torch.rand(rows, columns)
-    return [data]
+    return [torch.rand(rows, columns)]
 def get_init_inputs():
     return []
 """

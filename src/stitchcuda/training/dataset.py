@@ -27,13 +27,14 @@ from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
+from stitchcuda.training.dataset_worsened import examples, gain
 from stitchcuda.training.generator import HELD_OUT_PERCENT
 from stitchcuda.training.leaks_samples import TestTask, held_back
 from stitchcuda.training.model import Bounds, Built, Origin, Part, Row
 from stitchcuda.training.reply import reply_of
 from stitchcuda.training.rows import marks_of_source
 from stitchcuda.workflow.bench import Bench
-from stitchcuda.workflow.result import NOISE, score
+from stitchcuda.workflow.result import NOISE
 
 DESCRIPTIVE = frozenset({"library_compute", "no_own_kernel"})
 """Findings that say what kind of program it is: leaving a convolution to a library is honest."""
@@ -93,7 +94,7 @@ class Collector:
         before = request.evaluation if previous is not None and purpose != "draft" else None
         if not evaluation.passed:
             return "unsolved"
-        if purpose == "optimise" and before is not None and score(evaluation) <= score(before) * (1 + NOISE):
+        if purpose == "optimise" and before is not None and gain(before, evaluation) <= 1 + NOISE:
             return "no_gain"
         if told := [finding.rule for finding in evaluation.findings if finding.rule not in DESCRIPTIVE]:
             return f"flagged {told[0]}"
@@ -226,8 +227,6 @@ def from_tasks(
 ) -> None:
     """Rows from verified programs of recipes and from worse ones; ``bench`` opens one for each task. Tasks that give
     nothing are named in ``skipped``."""
-    from stitchcuda.training.dataset_worsened import examples
-
     for task, part in tasks:
         before = len(collector.rows)
         try:

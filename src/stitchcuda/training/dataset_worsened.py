@@ -1,8 +1,9 @@
-"""Rows where no model's runs exist: what recipes wrote, verified, and the same made worse, evaluated for real, with the
-rule-based Verifier's word on it.
+"""Rows where no model's runs exist: what recipes wrote, verified, and the same made worse, evaluated for real, with
+feedback by rule on it.
 
-The requests are those that the loop would make. One thing is known here that the loop does not know: that a faster
-program exists. So a slower one's Feedback takes the route 'optimise', with what the rules say of its profile.
+The requests are those that the loop would make. What the recipes' Verifier suggests on failures is for recipes (leave
+launchers out), so what a model's loop says by rule stands there. One thing is known here that the loop does not know:
+a faster program exists. So a slower one's Feedback takes the route 'optimise', with what the rules say of its profile.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.llm import plain_feedback
 from stitchcuda.agents.plan import Idea, Step
 from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
 from stitchcuda.errors import StitchError
@@ -27,6 +29,16 @@ from stitchcuda.workflow.bench import Bench
 
 SLOWER = 0.95
 """Speed of a program that counts as slower, over the verified one's."""
+
+
+def gain(before: Evaluation, after: Evaluation) -> float:
+    """How much faster the second program is: by what both are over eager, which was timed beside each, else by their
+    own times; 0 where there are none."""
+    one, two = before.speedup.get("eager"), after.speedup.get("eager")
+    if one and two:
+        return two / one
+    old, new = before.timings.get("program"), after.timings.get("program")
+    return old.median / new.median if old and new and new.median > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -120,8 +132,7 @@ class _Judge:
             return None
         profile = None
         if evaluation.passed:
-            speed, best = (e.speedup.get("eager", 0.0) for e in (evaluation, verified))
-            if speed > best * SLOWER:
+            if gain(evaluation, verified) < 1 / SLOWER:
                 return None
             profile = self.bench.profile(worse.program)
         feedback = self._feedback(worse.program, evaluation, profile)
@@ -139,21 +150,22 @@ class _Judge:
         return Example(asked, answer, verified, worse.fault)
 
     def _feedback(self, program: Program, evaluation: Evaluation, profile: Profile | None) -> Feedback:
-        said = RecipeVerifier().verify(
-            VerifyRequest(
-                task=self.task,
-                device=self.device,
-                idea=self.idea,
-                step=self.step,
-                program=program,
-                evaluation=evaluation,
-                profile=profile,
-                reference_profile=self.reference,
-                last_step=True,
-            )
+        """By rule: of a failure what a model's Verifier says without asking its model, of a slower program what the
+        recipes' Verifier and the profile's rules say."""
+        request = VerifyRequest(
+            task=self.task,
+            device=self.device,
+            idea=self.idea,
+            step=self.step,
+            program=program,
+            evaluation=evaluation,
+            profile=profile,
+            reference_profile=self.reference,
+            last_step=True,
         )
         if not evaluation.passed or profile is None:
-            return said
+            return plain_feedback(request)
+        said = RecipeVerifier().verify(request)
         # The rules give up what is slower than eager; here it is known that the idea is good and its code is not.
         told = {
             "route": "optimise",

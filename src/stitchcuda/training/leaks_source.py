@@ -8,6 +8,7 @@ import ast
 import builtins
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -122,11 +123,13 @@ class _Canonical:
 
     def _arrange(self, node: ast.AST) -> None:
         if isinstance(node, ast.ClassDef):
-            node.body = [part for part in node.body if _counts(part)] or [ast.Pass()]
+            node.body = [part for part in node.body if _counts(part) and not _idle(part)] or [ast.Pass()]
             for part in node.body:
                 self._arrange(part)
             node.body.sort(key=self._anonymous)
             return
+        if isinstance(node, ast.FunctionDef):
+            node.body = _inlined(node)
         for name in ("body", "orelse", "finalbody"):
             block = getattr(node, name, None)
             if isinstance(block, list) and block and isinstance(block[0], ast.stmt):
@@ -236,6 +239,54 @@ class _Canonical:
         if self.constants or value is None or isinstance(value, bool):
             return repr(float(value)) if isinstance(value, int) and not isinstance(value, bool) else repr(value)
         return "#"
+
+
+def _idle(node: ast.stmt) -> bool:
+    """A constructor that does nothing but call the base class's."""
+    if not isinstance(node, ast.FunctionDef) or node.name != "__init__":
+        return False
+    body = [part for part in node.body if _counts(part) and not isinstance(part, ast.Pass)]
+    return all(_initialises(part) for part in body)
+
+
+def _inlined(node: ast.FunctionDef) -> list[ast.stmt]:
+    """The function's body with variables that are set and read once put where they are read."""
+    stores: Counter[str] = Counter(part.arg for part in ast.walk(node) if isinstance(part, ast.arg))
+    loads: Counter[str] = Counter()
+    for part in ast.walk(node):
+        if isinstance(part, ast.Name):
+            (loads if isinstance(part.ctx, ast.Load) else stores)[part.id] += 1
+    body = list(node.body)
+    for statement in node.body:
+        if not (isinstance(statement, ast.Assign) and len(statement.targets) == 1):
+            continue
+        target = statement.targets[0]
+        if not isinstance(target, ast.Name) or stores[target.id] != 1 or loads[target.id] != 1:
+            continue
+        if any(stores[part.id] > 1 for part in ast.walk(statement.value) if isinstance(part, ast.Name)):
+            continue  # what it is made of changes in between, perhaps
+        rest = [part for part in body[body.index(statement) + 1 :] if _reads(part, target.id)]
+        if len(rest) == 1 and not isinstance(
+            rest[0], ast.For | ast.While | ast.If | ast.With | ast.FunctionDef | ast.Try
+        ):
+            body.remove(statement)
+            _Replace(target.id, statement.value).visit(rest[0])
+    return body
+
+
+def _reads(node: ast.AST, name: str) -> bool:
+    return any(isinstance(part, ast.Name) and part.id == name for part in ast.walk(node))
+
+
+class _Replace(ast.NodeTransformer):
+    """Puts a value where a name is read."""
+
+    def __init__(self, name: str, value: ast.expr) -> None:
+        self.name, self.value = name, value
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        """The value instead of the name."""
+        return self.value if node.id == self.name and isinstance(node.ctx, ast.Load) else node
 
 
 def _bound(node: ast.FunctionDef) -> frozenset[str]:
