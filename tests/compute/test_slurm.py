@@ -23,6 +23,14 @@ def test_each_task_of_the_array_is_a_worker_that_ends_when_nothing_is_left() -> 
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
+def test_a_setup_may_ask_for_variables_that_are_not_set_as_environments_do(tmp_path: Path) -> None:
+    setup = tmp_path / "activate"
+    setup.write_text('if [ -z "$CERTAINLY_NOT_SET" ]; then echo ready; fi\n')
+    script = Slurm(spool=tmp_path, setup=f"source {setup}", python="true").script()
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ready\n")
+
+
 def test_the_script_is_written_by_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "worker.sh"
     command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", "slurm", "--spool", str(tmp_path)]

@@ -59,7 +59,7 @@ class Slurm(BaseModel):
                 raise StitchError(
                     f"--{name} {value!r} is no value for an #SBATCH line; use letters, digits and .:,@+/-"
                 )
-        lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in options.items()), "set -eu"]
+        lines = ["#!/bin/bash", *(f"#SBATCH --{name}={value}" for name, value in options.items()), "set -e"]
         if self.setup:
             lines.append(self.setup)
         device = "cuda" if self.gpus else "cpu"
