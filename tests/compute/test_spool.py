@@ -16,6 +16,7 @@ import pytest
 from stitchcuda.compute.model import JobFailure, Outcome, Versions
 from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
+from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.detect import detect
 from tests.compute.support import PATIENCE, evaluation_of, probe, start_worker, until
 
@@ -155,6 +156,17 @@ def test_an_earlier_failure_is_never_given_to_who_submits_the_job_anew(
 
     monkeypatch.setattr(spool.folder, "finished", slowly)
     future = spool.submit(probe(id="a"))
+    assert not future.done()
+    assert [entry.id for entry in spool.folder.listed("jobs")] == ["a"]
+
+
+def test_an_evaluation_at_which_the_machine_failed_is_no_result_for_who_submits_the_job_anew(
+    spool: SpoolCompute,
+) -> None:
+    job = evaluation_of("relu", id="a")
+    failed = Evaluation(status="infrastructure_error", message="no memory", tier="screen", precision="fp32")
+    spool.folder.finish(Outcome(job="a", kind="evaluate", evaluation=failed), None)
+    future = spool.submit(job)
     assert not future.done()
     assert [entry.id for entry in spool.folder.listed("jobs")] == ["a"]
 

@@ -114,10 +114,13 @@ class SpoolCompute:
         if not self.folder.finished(job):
             return False
         known = self.folder.result(job)
-        if known is not None and known.failure is not None and known.failure.reason != "task":
+        if known is None:
+            return False
+        failed = known.failure is not None and known.failure.reason != "task"
+        if failed or (known.evaluation is not None and known.evaluation.status == "infrastructure_error"):
             self.folder.forget(job)
             return False
-        return known is not None
+        return True
 
     def _listing(self) -> Iterable[Entry]:
         # A job may go either way between the two listings.
