@@ -97,7 +97,7 @@ def _file(path: Path) -> Iterator[Sample]:
     source = path.read_text(encoding="utf-8", errors="replace")
     level = re.fullmatch(r"level(\d+)", path.parent.name)
     if "class Model" in source:
-        yield Sample(str(path), (source,), path.stem, int(level[1]) if level else None)
+        yield Sample(f"{path.parent.name}/{path.name}", (source,), path.stem, int(level[1]) if level else None)
 
 
 _READERS = {".parquet": _parquet, ".jsonl": _lines, ".py": _file}
