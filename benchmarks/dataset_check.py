@@ -1,6 +1,6 @@
 """What ``stitchcuda dataset check`` says of several training sets, in one page.
 
-    python benchmarks/dataset_check.py --root KERNELBENCH "generated tasks"=tasks/train "public, improve"=improve.parquet
+    python benchmarks/dataset_check.py --root KERNELBENCH "generated"=tasks/train "public"=improve.parquet
 
 Each set is a title and a path. Names, sources and graphs are compared with KernelBench's test split; ``--lanes`` worker
 processes read the graphs. Runs on cpu.

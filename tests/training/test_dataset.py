@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.prompting import coder_prompt
 from stitchcuda.agents.roles import CodeRequest
+from stitchcuda.cli.main import app, register_verbs
 from stitchcuda.errors import RunError, StitchError
 from stitchcuda.evaluation.model import Evaluation, Finding, Timing
 from stitchcuda.hardware.detect import detect
@@ -204,6 +207,23 @@ def test_a_data_set_is_read_as_it_was_written_and_its_evaluations_are_recorded(t
         assert asyncio.run(recorded.evaluate(row.task, written)) == seen
     item = item_of(row, row.completion)
     assert (item.skill, item.previous, item.step) == ("improve", row.previous, row.step)
+
+
+def test_the_command_builds_from_runs_and_refuses_to_build_from_nothing(
+    run: tuple[Path, ToyMind], tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow")
+    register_verbs()
+    out = str(tmp_path / "data")
+    done = CliRunner().invoke(app, ["dataset", "build", "--runs", str(run[0]), "--out", out, "--json"])
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told["rows"] == sum(1 for part in ("train", "held_out") for _ in read_dataset(Path(out), part))  # type: ignore[arg-type]
+    assert told["by"]["skill improve"] >= 1
+    assert (tmp_path / "data" / "report.json").is_file()
+    none = CliRunner().invoke(app, ["dataset", "build", "--out", out])
+    assert isinstance(none.exception, StitchError)
+    assert "give --runs, --sweep or --tasks" in str(none.exception)
 
 
 def test_task_files_are_those_in_kernelbench_form(tmp_path: Path) -> None:

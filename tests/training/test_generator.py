@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from stitchcuda.cli.main import app, register_verbs
 from stitchcuda.errors import StitchError
 from stitchcuda.task.loader import check_source, load_task
 from stitchcuda.task.model import Target
@@ -78,6 +81,19 @@ def test_written_tasks_load_as_tasks_and_are_read_again(tmp_path: Path) -> None:
     host = chosen["host"]
     loaded = load_task(str(next(p for p in files if p.stem.endswith("_host"))), target=CPU)
     assert loaded.residence == host.task(CPU).residence == "host"
+
+
+def test_the_command_writes_both_parts_and_says_what_it_dropped(tmp_path: Path) -> None:
+    for task in MANY:
+        Memory(tmp_path / ".audit.jsonl").keep(task.task(CPU, "audit").digest, "")
+    register_verbs()
+    words = ["dataset", "tasks", "--out", str(tmp_path), "--count", "80", "--seed", "7", "--sizes", "cpu", "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.output)
+    assert told == {"valid": 80, "held_out": sum(task.held_out for task in MANY[:80]), "dropped": {}}
+    assert len(list((tmp_path / "held_out").glob("*.py"))) == told["held_out"]
+    assert (tmp_path / "train" / f"{MANY[0].name}.py").read_text() == MANY[0].source("cpu")
 
 
 def test_an_audit_that_finds_hardly_anything_valid_says_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import signal
+import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -83,6 +84,7 @@ def _prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of the sources, not of what is done here
     signal.signal(signal.SIGALRM, _late)
 
 
