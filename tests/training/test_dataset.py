@@ -218,7 +218,7 @@ def test_the_command_builds_from_runs_and_refuses_to_build_from_nothing(
     done = CliRunner().invoke(app, ["dataset", "build", "--runs", str(run[0]), "--out", out, "--json"])
     assert done.exit_code == 0, done.output
     told = json.loads(done.output)
-    assert told["rows"] == sum(1 for part in ("train", "held_out") for _ in read_dataset(Path(out), part))  # type: ignore[arg-type]
+    assert told["rows"] == sum(1 for part in ("train", "held_out") for _ in read_dataset(Path(out), part))
     assert told["by"]["skill improve"] >= 1
     assert (tmp_path / "data" / "report.json").is_file()
     none = CliRunner().invoke(app, ["dataset", "build", "--out", out])
