@@ -16,6 +16,7 @@ from stitchcuda.cli.main import app, register_verbs
 from stitchcuda.errors import RunError, StitchError
 from stitchcuda.evaluation.model import Evaluation, Finding, Timing
 from stitchcuda.hardware.detect import detect
+from stitchcuda.hardware.model import Ceilings
 from stitchcuda.reward.score import read_completion
 from stitchcuda.reward.service_backends import RecordedEvaluations
 from stitchcuda.task.model import Task
@@ -242,12 +243,13 @@ class Unhurried(LocalBench):
         return {}
 
 
-def test_programs_made_worse_are_evaluated_and_have_real_feedback(cache: Path) -> None:
-    device = detect("cpu")
+def test_programs_made_worse_are_evaluated_and_have_real_feedback(tmp_path: Path) -> None:
+    ceilings = Ceilings(copy_bytes_per_second=2e10, flops_per_second={"fp32": 2e11}, measured_on="2026-01-01")
+    device = detect("cpu").model_copy(update={"ceilings": ceilings})
     task = REAL_TASK.model_copy(update={"target": device.target})
     collector = Collector()
     settings = QUICK.model_copy(update={"trace_program": True})
-    from_tasks(collector, [(task, "train")], device, lambda: Unhurried(cache, settings), faults=2)
+    from_tasks(collector, [(task, "train")], device, lambda: Unhurried(tmp_path, settings), faults=2)
     assert not collector.skipped
     first, *worse = collector.rows
     assert (first.skill, first.purpose, first.source) == ("scratch", "draft", "recipes")
