@@ -10,11 +10,12 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 PYTEST_ARGS ?=
 
-.PHONY: demo test check format clean help
+.PHONY: demo test test-slow check format clean help
 
 help:
 	@echo "make demo    optimise the examples on this machine and print what was gained"
 	@echo "make test    run the test suite"
+	@echo "make test-slow  run the tests that make test leaves out for their cost"
 	@echo "make check   ruff, formatting, mypy strict"
 	@echo "make format  let ruff format and fix"
 	@echo "make clean   remove .venv and caches (keeps runs/)"
@@ -31,8 +32,12 @@ demo: $(READY)
 
 # Tests marked serial measure time or drive whole runs: they get the machine to themselves.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "not serial and not slow" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m serial $(PYTEST_ARGS)
+
+# What other tests rest on, such as that every exploit fools a naive harness.
+test-slow: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -115,6 +115,7 @@ def _second(sweep: Path) -> list[dict[str, Any]]:
     return [line for path in sweep.glob("items/b.0/*/journal.jsonl") for line in lines(path)]
 
 
+@pytest.mark.slow
 def test_a_model_is_paid_once_and_its_tokens_stand_in_the_table(tasks: Path, tmp_path: Path, cache: Path) -> None:
     for name in ("a", "c"):
         (tasks / f"{name}.py").unlink()

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.world import GOOD, stitchcuda
 
 
+@pytest.mark.slow
 def test_one_profile_in_all_its_forms_and_compared_with_the_task(home: Path, cache: Path) -> None:
     (home / "good.py").write_text(GOOD)
     done = stitchcuda(

@@ -8,6 +8,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli.world import GOOD, QUICK, command, environment, script, stitchcuda, the_run
 from tests.support.scripted_endpoint import ScriptedEndpoint
 
@@ -54,6 +56,7 @@ def gone(processes: set[int]) -> bool:
     return not alive(processes)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_no_process_however_often_it_is_stopped_and_can_be_resumed(home: Path, cache: Path) -> None:
     with ScriptedEndpoint(script(ideas={"in place": [GOOD]})) as endpoint:
         model = ("--model", "openai:scripted", "--base-url", endpoint.base_url)

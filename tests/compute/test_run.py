@@ -14,6 +14,7 @@ from tests.support.scripted_endpoint import ScriptedEndpoint
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow
 def test_a_run_takes_its_measurements_from_a_spool(tmp_path: Path, cache: Path) -> None:
     (tmp_path / "small.py").write_text(TASK)
     SpoolCompute(tmp_path / "spool").close()

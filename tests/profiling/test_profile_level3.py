@@ -52,6 +52,7 @@ def test_disagreement_is_seen(
     assert (found["agree"], found["below_event_span"]) == (agree, below)
 
 
+@pytest.mark.slow
 def test_a_slice_is_kept_and_not_repeated(tmp_path: Path) -> None:
     (tmp_path / "small.py").write_text(SOURCE)
     results = tmp_path / "results.json"

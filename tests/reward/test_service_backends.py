@@ -208,6 +208,7 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
         RecordedEvaluations(damaged)
 
 
+@pytest.mark.slow
 def test_real_completions_are_measured_on_this_machine(tmp_path: Path, cache: Path) -> None:
     task = Task(name="small", origin="small.py", source=SMALL, target=Target(kind="cpu", arch="native"))
     manifest = {
