@@ -32,6 +32,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent / "src"
 from level3 import TASKS  # noqa: E402
 from provenance import gpu_provenance, write_json, write_text  # noqa: E402
 
+from stitchcuda.compute.folders import data_folder  # noqa: E402
 from stitchcuda.errors import StitchError  # noqa: E402
 from stitchcuda.hardware.ceilings import measure as measure_ceilings  # noqa: E402
 from stitchcuda.hardware.detect import detect  # noqa: E402
@@ -42,7 +43,6 @@ from stitchcuda.profiling.digest import digest  # noqa: E402
 from stitchcuda.profiling.model import Profile  # noqa: E402
 from stitchcuda.profiling.profiler import from_recording  # noqa: E402
 from stitchcuda.task.loader import load_task  # noqa: E402
-from stitchcuda.workflow.run import data_folder  # noqa: E402
 
 AGREE = 0.05
 """Largest difference of the two tools' sums of device time, of the larger one."""

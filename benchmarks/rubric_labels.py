@@ -61,7 +61,7 @@ def measure(
 ) -> None:
     """Observe every item of a target, those of a task together; no new one after so many seconds."""
     from stitchcuda.cli._session import open_session
-    from stitchcuda.workflow.run import data_folder
+    from stitchcuda.compute.folders import data_folder
 
     end = time.monotonic() + seconds
     wanted = [item for item in labelled.items() if item.target == target and (not only or item.id in only)]

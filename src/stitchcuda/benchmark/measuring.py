@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 
 from stitchcuda.benchmark.governor import Governor
 from stitchcuda.benchmark.model import SweepConfig
+from stitchcuda.compute.folders import data_folder
 from stitchcuda.evaluation.model import Evaluation, Tier, Timing
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.model import Device
@@ -25,7 +26,6 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
 from stitchcuda.workflow.bench import Bench, ComputeBench, LocalBench, shared_compute
-from stitchcuda.workflow.run import data_folder
 
 if TYPE_CHECKING:
     from stitchcuda.compute.model import Capacity, Compute, Job, Outcome

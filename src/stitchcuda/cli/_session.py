@@ -41,6 +41,7 @@ def open_session(
     Raises StitchError (wrong words), TaskError or DeviceError.
     """
     from stitchcuda import nursery
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.evaluation.evaluator import Evaluator
     from stitchcuda.evaluation.settings import EvaluationSettings
     from stitchcuda.hardware.ceilings import measure
@@ -48,7 +49,6 @@ def open_session(
     from stitchcuda.task.inspect import inspect_task
     from stitchcuda.task.loader import load_task
     from stitchcuda.task.model import Precision
-    from stitchcuda.workflow.run import data_folder
 
     if target not in ("auto", "cuda", "cpu"):
         raise StitchError(f"unknown target '{target}'; use auto, cuda or cpu")

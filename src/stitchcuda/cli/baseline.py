@@ -99,10 +99,10 @@ def baseline(
 
 def _import(path: Path, target: str, *, quiet: bool) -> None:
     """Take timings from a file into the cache."""
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.errors import StitchError
     from stitchcuda.evaluation.baseline_cache import import_book
     from stitchcuda.hardware.detect import detect
-    from stitchcuda.workflow.run import data_folder
 
     if target not in ("auto", "cuda", "cpu"):
         raise StitchError(f"unknown target '{target}'; use auto, cuda or cpu")

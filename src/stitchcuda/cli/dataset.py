@@ -55,6 +55,7 @@ def build(
     import contextlib
     from collections.abc import Iterator
 
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.errors import StitchError
     from stitchcuda.task.loader import load_task
     from stitchcuda.task.model import Task
@@ -62,7 +63,6 @@ def build(
     from stitchcuda.training.model import Bounds, Part
     from stitchcuda.training.rows import write_dataset
     from stitchcuda.workflow.bench import Bench, find_device, open_bench
-    from stitchcuda.workflow.run import data_folder
 
     if target not in ("auto", "cuda", "cpu"):
         raise StitchError(f"unknown target '{target}'; use auto, cuda or cpu")

@@ -106,11 +106,11 @@ def profile(
 def _measure(session: Session, program: Program | None, source: str, counters: int, *, keep: bool) -> Profiled:
     from typing import cast
 
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.errors import ProgramError
     from stitchcuda.evaluation.build import build
     from stitchcuda.profiling.capture import Subject
     from stitchcuda.profiling.measure import measure
-    from stitchcuda.workflow.run import data_folder
 
     folder, flops, kernels = None, 0.0, tuple[str, ...]()
     if program is not None:

@@ -186,10 +186,10 @@ def make(
     from stitchcuda.agents.providers import check_access
     from stitchcuda.cli import _scorecard
     from stitchcuda.cli._session import open_session
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.errors import ProfilerError, RewardError
     from stitchcuda.reward import task_rubric
     from stitchcuda.reward.seen import read_seen
-    from stitchcuda.workflow.run import data_folder
 
     if model != "rules":
         check_access(model, base_url)
@@ -238,9 +238,9 @@ def calibrate(
     and lets the judge raise marks on dimensions where it agrees.
     """
     from stitchcuda.cli import _scorecard
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.reward import judge_calibration
     from stitchcuda.reward.judge_known import read, try_judge
-    from stitchcuda.workflow.run import data_folder
 
     programs = read(known)
     asking = _judge(judge, base_url, votes, temperature, fresh=True)
@@ -256,10 +256,10 @@ def calibrate(
 
 def _judge(model: str, base_url: str | None, votes: int, temperature: float, *, fresh: bool = False) -> Judge:
     """The judge, with what is known of it unless ``fresh``. Raises StitchError where it cannot be asked."""
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.reward import judge_calibration
     from stitchcuda.reward.judge import Judge
     from stitchcuda.reward.judge_model import JudgeSettings
-    from stitchcuda.workflow.run import data_folder
 
     settings = JudgeSettings(model=model, base_url=base_url, votes=votes, temperature=temperature)
     known = None if fresh else judge_calibration.stored(judge_calibration.place(data_folder(), model))
@@ -271,8 +271,8 @@ def _remark(text: str) -> None:
 
 
 def _observer(session: Session, counters: int) -> Observer:
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.reward.observe import Observer
-    from stitchcuda.workflow.run import data_folder
 
     return Observer(
         session.task,
@@ -287,8 +287,8 @@ def _observer(session: Session, counters: int) -> Observer:
 
 def _task_rubric(session: Session, observer: Observer, *, measure: bool) -> TaskRubric | None:
     """The rubric that is kept for the task; else, with ``measure``, the one that its profile gives."""
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.reward import task_rubric
-    from stitchcuda.workflow.run import data_folder
 
     path = task_rubric.place(data_folder(), session.task, session.device)
     if (kept := task_rubric.stored(path, session.task)) is not None:
@@ -299,8 +299,8 @@ def _task_rubric(session: Session, observer: Observer, *, measure: bool) -> Task
 
 def _rubric_of(document: Seen) -> TaskRubric | None:
     """The rubric that is kept for the task of what was seen, else the one that its profile gives."""
+    from stitchcuda.compute.folders import data_folder
     from stitchcuda.reward import task_rubric
-    from stitchcuda.workflow.run import data_folder
 
     if document.device is None:
         return None

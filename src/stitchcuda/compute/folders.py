@@ -1,4 +1,4 @@
-"""Where workers keep builds, baselines and measured ceilings."""
+"""Where caches live between runs: builds, baselines, measured ceilings. Imports nothing, for workers' sake."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ from typing import NoReturn
 from stitchcuda import __version__
 from stitchcuda.agents.lookup import Librarian, Library
 from stitchcuda.agents.roles import Mind, ReplyLog
+from stitchcuda.compute.folders import data_folder
 from stitchcuda.errors import RunError, StitchError, TaskError
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.files import load_program
@@ -44,14 +44,6 @@ class Interrupted(KeyboardInterrupt):
         super().__init__(f"stopped by {signal.Signals(number).name}")
         self.folder = folder
         self.number = number
-
-
-def data_folder() -> Path:
-    """Where caches live between runs: STITCHCUDA_CACHE, or the user's cache folder."""
-    given = os.environ.get("STITCHCUDA_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "stitchcuda"
 
 
 def optimize(
