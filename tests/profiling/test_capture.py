@@ -175,14 +175,20 @@ try:
     outside = "reached"
 except OSError as error:
     outside = error.strerror
+def closed(path):
+    try:
+        os.close(os.open(path, os.O_WRONLY))
+        return not os.path.exists(path)
+    except OSError:
+        return True
+settings = [closed("/proc/sys/kernel/core_pattern"), closed("/proc/sysrq-trigger"), closed("/etc/hostname")]
 status = dict(line.split(":\\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\\t" in line)
-Path("seen.json").write_text(
-    json.dumps({"outside": outside, "uid": os.getuid(), "caps": int(status["CapEff"], 16), "filter": status["Seccomp"]})
-)
+seen = {"outside": outside, "uid": os.getuid(), "caps": int(status["CapEff"], 16), "filter": status["Seccomp"]}
+Path("seen.json").write_text(json.dumps(seen | {"closed": all(settings)}))
 """
 
 
-@pytest.mark.parametrize(("level", "counters"), [("full", False), ("same_user", True)])
+@pytest.mark.parametrize(("level", "counters"), [("full", False), ("full", True), ("same_user", True)])
 def test_profilers_have_a_loopback_and_no_more_rights_than_they_need(level: str, counters: bool) -> None:
     done = run_confined(
         [[sys.executable, "-I", f"{WORK}/peek.py"]],
@@ -196,6 +202,7 @@ def test_profilers_have_a_loopback_and_no_more_rights_than_they_need(level: str,
     seen = json.loads(done.files["seen.json"])
     assert seen["outside"] == "Network is unreachable"
     assert seen["filter"] == "2"
+    assert seen["closed"], "the kernel's settings and the disk are read-only, for root too"
     if os.geteuid() == 0:
         assert (seen["uid"] == 0) == counters
         assert seen["caps"] == ((1 << SYS_ADMIN | 1 << PERFMON) if counters else 0)

@@ -46,6 +46,9 @@ OTHER_USER = ("full", "hidden_pids", "shared_pids")
 INJECTED = ("CUDA_INJECTION", "NV_", "NVTX_INJECTION", "LD_PRELOAD", "COMPUTE_SANITIZER", "SANITIZER_")
 """What a profiling tool tells the library that it injects, by the environment."""
 
+KERNEL_SETTINGS = ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/fs")
+"""What a process of root's could change the whole machine by; a /proc of one's own is writable, as CUDA needs it."""
+
 CHANNELS = ("command_fd", "reply_fd", "arena_fd", "program_fd")
 """Descriptors that the runner proper alone keeps."""
 
@@ -136,12 +139,21 @@ def _mount(source: str, target: str, kind: str, flags: int, data: str = "") -> b
     return bool(libc.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), data.encode()) == 0)
 
 
-def _read_only_everywhere() -> bool:
+def _read_only(path: str) -> bool:
+    """Make the mount at ``path`` and all below it read-only."""
     attributes = struct.pack("<QQQQ", 1, 0, 0, 0)
     at_cwd, recursive = -100, 0x8000
-    return bool(
-        libc.syscall(SYS_MOUNT_SETATTR, at_cwd, b"/", recursive, attributes, ctypes.c_size_t(len(attributes))) == 0
-    )
+    size = ctypes.c_size_t(len(attributes))
+    return bool(libc.syscall(SYS_MOUNT_SETATTR, at_cwd, path.encode(), recursive, attributes, size) == 0)
+
+
+def _read_only_settings() -> bool:
+    """Close the kernel's settings in a new /proc to writing: a process may stay root."""
+    done = True
+    for path in filter(os.path.exists, KERNEL_SETTINGS):
+        bound = libc.mount(path.encode(), path.encode(), None, ctypes.c_ulong(MS_BIND | MS_REC), None) == 0
+        done = bound and _read_only(path) and done
+    return done
 
 
 def _can_read(uid: int, paths: list[str]) -> bool:
@@ -268,12 +280,14 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
         libc.mount(b"none", b"/", None, ctypes.c_ulong(MS_REC | MS_PRIVATE), None)
         if uid is not None:
             _open_closed_folders([*config["readable"], workdir])
-        if not _read_only_everywhere():
+        if not _read_only("/"):
             missing.append("read-only file system")
         if config.get("profiling"):
             _own_temporary_folder([*config["readable"], workdir])
         if own_pids and not _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV):
             missing.append("own /proc")
+        elif own_pids and os.getuid() == 0 and not _read_only_settings():
+            missing.append("read-only kernel settings")
         hidden = config["level"] == "hidden_pids" and _mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV, "hidepid=2")
         if not own_pids and not hidden:
             missing.append("hidden processes")
@@ -350,7 +364,8 @@ def launch(config: dict[str, Any]) -> int:
     root = os.geteuid() == 0
     libc.prctl(PR_SET_SUBREAPER, 1, 0, 0, 0)
     mounts = own_pids = False
-    candidate = FIRST_UID + os.getpid() % 4000 if root and level in OTHER_USER and not trusted else None
+    leaves = level in OTHER_USER and not trusted and not config.get("stays_root")
+    candidate = FIRST_UID + os.getpid() % 4000 if root and leaves else None
     if not trusted:
         if not root:
             missing.append("own user id (not root)")

@@ -71,9 +71,9 @@ def run_confined(
 ) -> Confined:
     """Run ``commands`` in turn until one fails, in a folder with ``files``; bring ``outputs`` (relative names) back.
 
-    ``{work}`` in a word is that folder. ``level`` is one of ``sandbox.LEVELS``. ``counters``: keep, as root, the
-    capabilities that reading performance counters needs; only with a level at which the user id stays. Raises
-    InfrastructureError when nothing could be started.
+    ``{work}`` in a word is that folder. ``level`` is one of ``sandbox.LEVELS``. ``counters``: keep, as root, the user
+    id and the capabilities that reading performance counters needs. Raises InfrastructureError when nothing could be
+    started.
     """
     workdir = Path(tempfile.mkdtemp(prefix="stitchcuda-profile-"))
     workdir.chmod(0o711)
@@ -101,6 +101,7 @@ def run_confined(
         "trusted": trusted,
         "profiling": True,
         "capabilities": [SYS_ADMIN, PERFMON] if counters else [],
+        "stays_root": counters,
         "workdir": str(workdir),
         "environment": variables,
         "limits": {"file_bytes": DISK // 2, "disk_bytes": DISK, "processes": 4096, "address_bytes": 0},

@@ -21,8 +21,9 @@ from stitchcuda.profiling.model import KernelCounters
 from stitchcuda.profiling.ncu_csv import parse
 from stitchcuda.profiling.ncu_reports import read_report
 
-LEVEL = "same_user"
-"""The driver gives counters to root alone on most machines: the user id stays, the other walls too."""
+LEVEL = "full"
+"""The driver gives counters to root alone on most machines: the user id stays, the other walls too. CUDA as root does
+not start on a /proc that is read-only, so that it needs one of its own."""
 LAUNCHES_EACH = 2
 """Launches that are replayed of each kernel."""
 LEAST_SECONDS = 30.0
@@ -60,13 +61,22 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
             break
         left = waiting
     if not found:
-        text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
-        story = ncu.explain(text) or ncu.explain(done.printed)
-        messages = [line for line in (text + done.printed).splitlines() if line.startswith("==ERROR==")]
-        raise ProfilerError(story or failure_of(done, (messages or ["ncu measured no launch of these"])[0][:300]))
+        raise ProfilerError(_why(done))
     left_out = [name for name in WANTED if name not in metrics]
     remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
     return Counted(ncu.longest(found, len(kernels)), remarks, report)
+
+
+def _why(done: Confined) -> str:
+    """Why nothing was counted: the driver's refusal first, then the subject's own error, then what ncu says."""
+    text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
+    story = ncu.explain(text) or ncu.explain(done.printed)
+    if story is not None and not ncu.follows(story):
+        return story
+    said = [line for line in (text + done.printed).splitlines() if line.startswith("==ERROR==")]
+    printed = [line for line in done.printed.splitlines() if line.strip() and not line.startswith("==")]
+    last = f" (it printed last: {printed[-1][:200]})" if printed else ""
+    return failure_of(done, (story or (said or ["ncu measured no launch of these"])[0][:300]) + last)
 
 
 def _run(

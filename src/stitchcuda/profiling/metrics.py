@@ -221,7 +221,8 @@ class Facts:
         asked = touched = 0.0
         for kind in ("load", "store"):
             sectors, each = self.number(f"{kind}_sectors"), self.get(f"{kind}_bytes_per_sector")
-            if each is not None and sectors > 0:
+            # Copies to shared memory (cp.async) touch sectors, and this average does not know them: 0.0 then.
+            if each is not None and each > 0 and sectors > 0:
                 asked += sectors * min(each, SECTOR_BYTES)
                 touched += sectors * SECTOR_BYTES
         return asked, touched

@@ -357,10 +357,11 @@ def _refuse(parsed: Parsed, said: str, kernels: Sequence[str]) -> None:
     stories = [story for text in messages if (story := explain(text))]
     if stories:
         # That nothing was profiled, or that the program failed, is what follows from the other reasons.
-        raise ProfilerError(min(stories, key=_follows))
+        raise ProfilerError(min(stories, key=follows))
     asked = f" of {', '.join(function_name(name) for name in kernels[:3])}" if kernels else ""
     raise ProfilerError(f"ncu measured no launch{asked}: {(messages or ['it printed nothing'])[0][:300]}")
 
 
-def _follows(story: str) -> bool:
+def follows(story: str) -> bool:
+    """Whether a story of ``explain`` follows from another reason: nothing was profiled, or the program failed."""
     return story.startswith((_NO_KERNEL, _FAILED))
