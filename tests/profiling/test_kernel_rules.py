@@ -126,9 +126,9 @@ def test_any_numbers_give_an_answer(numbers: dict[str, float], grid: int) -> Non
 
 def test_copies_to_shared_memory_are_no_waste() -> None:
     """The count of bytes a sector leaves cp.async out and says 0.0 where there is nothing else."""
-    tensor: dict[str, float] = {"pipe_tensor": 63, "l1": 50, "l2": 58, "dram": 1}
-    assert Facts(counters(load_sectors=3.5e7, load_bytes_per_sector=0.0)).sector_efficiency is None
-    assert diagnose(counters(**tensor, load_sectors=3.5e7, load_bytes_per_sector=0.0)).cause != "uncoalesced"
+    copied = counters(pipe_tensor=63, l1=50, l2=58, dram=1, load_sectors=3.5e7, load_bytes_per_sector=0.0)
+    assert Facts(copied).sector_efficiency is None
+    assert diagnose(copied).cause == "tensor_pipe"
 
 
 def test_pointer_chasing_over_scattered_words_is_latency_not_bad_layout() -> None:
