@@ -20,13 +20,16 @@ def register(app: typer.Typer) -> None:
 @worker.callback()
 def run(
     context: typer.Context,
-    spool: Path | None = typer.Option(None, help="the folder that `--compute spool:DIR` made"),
+    spool: Path | None = typer.Option(None, help="the folder of `--compute spool:DIR`, made where there is none"),
     device: str = typer.Option("auto", help="auto (all GPUs, else the CPU), cpu, cuda, or cuda:N"),
     once: bool = typer.Option(False, "--once", help="do one job if there is one, and end"),
     until_empty: bool = typer.Option(False, "--until-empty", help="end when nothing is left, here or at other workers"),
     seconds: float | None = typer.Option(None, min=0, help="begin no job after so long, seconds"),
     name: str = typer.Option("", help="of this worker; default: host and process"),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="no line for each job"),
+    unhidden: bool = typer.Option(
+        False, "--unhidden", help="work also where SPOOL cannot be hidden from programs, which could write results then"
+    ),
     as_json: bool = typer.Option(False, "--json", help="print what was done as one JSON object at the end"),
 ) -> None:
     """Claim jobs from SPOOL, do them one at a time on each device, and write what came of them.
@@ -51,7 +54,15 @@ def run(
             typer.echo(text, err=True)
 
     stop = Stop(once=once, until_empty=until_empty, seconds=seconds)
-    working = SpoolWorker(spool, cache=data_folder(), devices=find_devices(device), stop=stop, name=name, log=log)
+    working = SpoolWorker(
+        spool,
+        cache=data_folder(),
+        devices=find_devices(device),
+        stop=stop,
+        name=name,
+        log=log,
+        hidden=not unhidden,
+    )
     log(f"working on {spool} with {', '.join(lane.device.name for lane in working.lanes)}")
     try:
         working.run()

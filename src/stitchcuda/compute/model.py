@@ -202,6 +202,13 @@ class Outcome(_Message):
         """A result is there (for ``evaluate``, whatever the Evaluation says)."""
         return self.failure is None
 
+    @property
+    def machine_failed(self) -> bool:
+        """There is no result, or none that says anything, for reasons that are not the job's: it can be tried again."""
+        if self.failure is not None:
+            return self.failure.reason != "task"
+        return self.evaluation is not None and self.evaluation.status == "infrastructure_error"
+
     def evaluated(self, job: Job) -> Evaluation:
         """The Evaluation; an ``infrastructure_error`` where the place failed. Raises TaskError for a bad task."""
         from stitchcuda.errors import TaskError

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
+from stitchcuda.compute.hiding import hide
 from stitchcuda.compute.model import Job, Outcome
 from stitchcuda.evaluation.channel import receive, send
 
@@ -36,12 +37,20 @@ class WorkerProcess:
     """One child process that does one job at a time. It ends when this object is closed or this process ends."""
 
     def __init__(
-        self, cache: Path, *, name: str = "", environment: Mapping[str, str] | None = None, open_tasks: int = 2
+        self,
+        cache: Path,
+        *,
+        name: str = "",
+        environment: Mapping[str, str] | None = None,
+        open_tasks: int = 2,
+        hidden: Path | None = None,
     ) -> None:
+        """``hidden`` is a folder that neither it nor what it starts shall see; it does no job where that fails."""
         ours, theirs = socket.socketpair()
         self.channel = ours
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115
-        settings = {"cache": str(cache), "name": name, "open_tasks": open_tasks}
+        settings = {"cache": str(cache.absolute()), "name": name, "open_tasks": open_tasks}
+        settings |= {"hidden": str(hidden.absolute())} if hidden is not None else {}
         source = str(Path(__file__).parents[2])
         given = dict(os.environ if environment is None else environment)
         given["PYTHONPATH"] = os.pathsep.join(filter(None, (source, given.get("PYTHONPATH"))))
@@ -160,12 +169,14 @@ def _watch(channel: socket.socket) -> None:
 
 def main() -> None:
     """Take jobs from the socket until its other end closes."""
+    settings = json.loads(sys.argv[2])
+    if "hidden" in settings:
+        hide(Path(settings["hidden"]))  # before anything is imported that starts a thread
     from stitchcuda.compute.executor import Executor
 
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     channel = socket.socket(fileno=int(sys.argv[1]))
-    settings = json.loads(sys.argv[2])
     executor = Executor(Path(settings["cache"]), name=settings["name"], open_tasks=settings["open_tasks"])
     threading.Thread(target=_watch, args=(channel,), daemon=True).start()
     try:

@@ -4,16 +4,17 @@ meanwhile."""
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
-from collections.abc import Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from stitchcuda.compute.model import Capacity, FailureReason, Job, JobFailure, Kind, Outcome, Versions
+from stitchcuda.compute.model import Capacity, FailureReason, Job, JobFailure, Kind, Outcome, Versions, Wanted
 from stitchcuda.compute.spool_entry import Entry
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.errors import InfrastructureError
@@ -25,6 +26,8 @@ WAIT_SHARE, LEAST_WAIT, MOST_WAIT = 0.05, 0.005, 1.0
 LOOK_COST = 4.0
 """A look at a large folder takes time; at least so many times that passes before the next."""
 KINDS: tuple[Literal["cuda", "cpu"], ...] = ("cuda", "cpu")
+PATIENCE_SECONDS = 4.0
+"""How long jobs wait for a worker before that is said."""
 GONE_SECONDS = 120.0
 """How long the folder may be unreachable before the jobs are told so."""
 
@@ -41,10 +44,16 @@ class _Awaited:
 
 class SpoolCompute:
     """A spool, made where there is none. ``lease_s`` is for a new one: seconds without a sign of life after which a
-    job goes to another worker."""
+    job goes to another worker. ``tell`` is told once when jobs wait and nobody is there who would do them.
 
-    def __init__(self, path: Path, *, lease_s: float | None = None) -> None:
+    The first device that answers a job of kind ``ceilings`` answers all of them that want the same: what this process
+    measures, it measures on one kind of device."""
+
+    def __init__(self, path: Path, *, lease_s: float | None = None, tell: Callable[[str], None] | None = None) -> None:
         self.folder = SpoolFolder(path, lease_s=lease_s)
+        self._tell, self._told = tell or _on_stderr, False
+        self._ceilings: dict[Wanted, Future[Outcome]] = {}
+        self._asking = threading.Lock()
         self._awaited: dict[str, _Awaited] = {}
         self._guard = threading.Lock()
         self._wake = threading.Event()
@@ -64,6 +73,17 @@ class SpoolCompute:
     def submit(self, job: Job) -> Future[Outcome]:
         """See ``Compute``. A job whose id is in the spool already, waiting, begun or done, is not put there again; one
         that failed for want of a working machine is."""
+        if job.kind != "ceilings":
+            return self._submit(job)
+        with self._asking:
+            known = self._ceilings.get(job.wanted)
+            if known is None or (known.done() and not _is_known(known)):
+                known = self._ceilings[job.wanted] = self._submit(job)
+        answer: Future[Outcome] = Future()
+        known.add_done_callback(lambda done: _pass_on(done, answer, job.id))
+        return answer
+
+    def _submit(self, job: Job) -> Future[Outcome]:
         future: Future[Outcome] = Future()
         with self._guard:
             if self._closed:
@@ -111,16 +131,11 @@ class SpoolCompute:
 
     def _stands(self, job: str) -> bool:
         """Whether there is a result that counts."""
-        if not self.folder.finished(job):
-            return False
-        known = self.folder.result(job)
-        if known is None:
-            return False
-        failed = known.failure is not None and known.failure.reason != "task"
-        if failed or (known.evaluation is not None and known.evaluation.status == "infrastructure_error"):
+        if self.folder.stands(job):
+            return True
+        if self.folder.finished(job):
             self.folder.forget(job)
-            return False
-        return True
+        return False
 
     def _listing(self) -> Iterable[Entry]:
         # A job may go either way between the two listings.
@@ -130,7 +145,7 @@ class SpoolCompute:
     # ---- The thread that watches ----
 
     def _watch(self) -> None:
-        news = looked_after = reached = time.monotonic()
+        news = looked_after = reached = looked_for = time.monotonic()
         while not self._closed:
             began = time.monotonic()
             try:
@@ -140,6 +155,9 @@ class SpoolCompute:
                     self.folder.expire()
                     self._refuse()
                     looked_after = time.monotonic()
+                if not self._told and time.monotonic() - looked_for > PATIENCE_SECONDS:
+                    self._say_who_is_missing()
+                    looked_for = time.monotonic()
                 reached = time.monotonic()
             except Exception as error:
                 if time.monotonic() - reached > GONE_SECONDS:
@@ -173,6 +191,17 @@ class SpoolCompute:
             count += 1
         return count
 
+    def _say_who_is_missing(self) -> None:
+        """Once, where jobs have waited for a while and no worker is there that would take them."""
+        late = time.monotonic() - PATIENCE_SECONDS
+        with self._guard:
+            entries = [a.entry for a in self._awaited.values() if a.entry is not None and a.submitted < late]
+        workers = self.folder.workers()
+        lost = [entry for entry in entries if not any(entry.suits(worker.facts) for worker in workers)]
+        if lost:
+            self._told = True
+            self._tell(_waiting_for(self.folder.path, lost, workers))
+
     def _refuse(self) -> None:
         """Fail jobs that no worker will take, since all that are there run another version."""
         here = Versions()
@@ -203,6 +232,36 @@ class SpoolCompute:
         if awaited.future.set_running_or_notify_cancel():
             # Who gave a job up did not always read what kind it is.
             awaited.future.set_result(outcome.model_copy(update={"kind": awaited.kind}))
+
+
+def _on_stderr(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def _waiting_for(spool: Path, entries: list[Entry], workers: list[Registered]) -> str:
+    kinds = " and ".join(sorted({entry.kind for entry in entries}, reverse=True))
+    there = f"its workers have {', '.join(sorted({w.device for w in workers}))}" if workers else "nobody works on it"
+    return (
+        f"{len(entries)} jobs for {kinds} wait in {spool}, and {there}. Start a worker where the device is:\n"
+        f"  stitchcuda worker --spool {spool}\n"
+        "or, where no folder is shared, carry the jobs there and the results back:\n"
+        f"  stitchcuda worker pack --spool {spool} --out jobs.tar.gz --no-results"
+    )
+
+
+def _is_known(done: Future[Outcome]) -> bool:
+    return not done.cancelled() and done.exception() is None and done.result().ok
+
+
+def _pass_on(done: Future[Outcome], answer: Future[Outcome], job: str) -> None:
+    if not answer.set_running_or_notify_cancel():
+        return
+    if done.cancelled():
+        answer.set_exception(CancelledError())
+    elif (error := done.exception()) is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(done.result().model_copy(update={"job": job}))
 
 
 def _mismatch(workers: list[Registered], here: Versions) -> str:

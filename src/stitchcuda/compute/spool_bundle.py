@@ -39,7 +39,9 @@ def pack(folder: SpoolFolder, out: Path, *, results: bool = True) -> tuple[int, 
 
 def unpack(source: Path, folder: SpoolFolder) -> tuple[int, int]:
     """Take jobs and results in, those that are not there yet; how many of each were new. A job that has a result now
-    waits no longer. Raises ComputeError for a file that is no such bundle; nothing outside of the spool is written."""
+    waits no longer. A result that only says that the machine failed gives way: to a better one, and to the job itself,
+    which is submitted again for no other reason. Raises ComputeError for a file that is no such bundle; nothing outside
+    of the spool is written."""
     present = {entry.id for entry in (*folder.listed("jobs"), *folder.listed("claimed"))}
     jobs, results = 0, 0
     try:
@@ -52,12 +54,9 @@ def unpack(source: Path, folder: SpoolFolder) -> tuple[int, int]:
                     raise ComputeError(f"{source}: '{member.name[:200]}' does not belong into a bundle of jobs")
                 data = file.read()
                 if kind == "jobs":
-                    job = Job.decode(data)
-                    if job.id not in present and not folder.finished(job.id):
-                        folder.submit(job)
-                        jobs += 1
+                    jobs += _take_job(folder, Job.decode(data), present)
                 elif kind == "done":
-                    results += folder.take(Outcome.decode(data), data)
+                    results += _take_result(folder, Outcome.decode(data), data)
                 else:
                     folder.keep(rest[0], rest[1], data)
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
@@ -66,6 +65,25 @@ def unpack(source: Path, folder: SpoolFolder) -> tuple[int, int]:
         if folder.finished(entry.id):
             folder.withdraw(entry)
     return jobs, results
+
+
+def _take_job(folder: SpoolFolder, job: Job, present: set[str]) -> bool:
+    if job.id in present or folder.stands(job.id):
+        return False
+    if folder.finished(job.id):
+        folder.forget(job.id)
+    folder.submit(job)
+    present.add(job.id)
+    return True
+
+
+def _take_result(folder: SpoolFolder, outcome: Outcome, data: bytes) -> bool:
+    if outcome.machine_failed:
+        # Who submitted the job may have seen it, and asks again: the bundle is then an old one.
+        return not folder.put_aside(outcome.job, data) and folder.take(outcome, data)
+    if folder.finished(outcome.job) and not folder.stands(outcome.job):
+        folder.forget(outcome.job)
+    return folder.take(outcome, data)
 
 
 def _plain(part: str) -> bool:

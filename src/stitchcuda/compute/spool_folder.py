@@ -239,6 +239,20 @@ class SpoolFolder:
         }
         return outcome.model_copy(update={"artifacts": files})
 
+    def stands(self, job: str) -> bool:
+        """Whether there is a result that counts for who submits the job anew: not one that the machine is to blame
+        for."""
+        known = self.result(job) if self.finished(job) else None
+        return known is not None and not known.machine_failed
+
+    def put_aside(self, job: str, data: bytes) -> bool:
+        """Whether this very result was moved away before by ``forget``."""
+        for path in (self.path / "failed").glob(f"{job}.json*"):
+            with contextlib.suppress(OSError, BadFile):
+                if path.suffix != ".reason" and read_regular(path, LARGEST) == data:
+                    return True
+        return False
+
     def forget(self, job: str) -> None:
         """Move a result to failed/, so that the job can be submitted anew."""
         path = self.path / "done" / f"{job}.json"

@@ -8,18 +8,20 @@ import contextlib
 import os
 import re
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stitchcuda.compute.hiding import why_not
 from stitchcuda.compute.model import JobFailure, Outcome, Versions
 from stitchcuda.compute.process import TimeLimit, WorkerDied, WorkerProcess
 from stitchcuda.compute.spool_entry import Entry
-from stitchcuda.compute.spool_files import BadFile
-from stitchcuda.compute.spool_folder import Registered, SpoolFolder
-from stitchcuda.errors import InfrastructureError
+from stitchcuda.compute.spool_files import BadFile, read_regular
+from stitchcuda.compute.spool_folder import LARGEST, Registered, SpoolFolder
+from stitchcuda.errors import ComputeError, InfrastructureError
 from stitchcuda.hardware.model import Device
 
 IDLE_SHARE = 0.05
@@ -73,8 +75,10 @@ class SpoolLane:
         environment: Mapping[str, str],
         stop: Stop,
         log: Callable[[str], None],
+        hidden: bool,
     ) -> None:
         self.folder, self.device, self.cache, self.stop, self.log = folder, device, cache, stop, log
+        self.hidden = folder.path if hidden else None
         self.name = name
         self.environment = dict(os.environ) | dict(environment)
         self.process: WorkerProcess | None = None
@@ -164,18 +168,22 @@ class SpoolLane:
             raise InfrastructureError(f"the spool {self.folder.path} cannot be used: {error}") from None
         with self._guard:
             self.claimed, self.lost = claimed, False
-        files = self.folder.path / "artifacts" / f"{claimed.id}~{claimed.attempt}~{self.name}"
-        try:
-            outcome = self._open_process().run(job, artifacts=files)
-        except TimeLimit as limit:
-            outcome = Outcome(job=job.id, kind=job.kind, failure=JobFailure(reason="time_limit", message=str(limit)))
-        except WorkerDied as death:
-            self._died(claimed, death)
-            return
-        finally:
-            with self._guard:
-                self.claimed = None
-        self._settle(claimed, outcome, files)
+        # Not in the spool, which what does the job must not see.
+        with tempfile.TemporaryDirectory(prefix="stitchcuda-files-") as files:
+            try:
+                outcome = self._open_process().run(job, artifacts=Path(files))
+            except TimeLimit as limit:
+                said = (
+                    f"{limit}; that is no verdict on a program: it may be a busy machine, or the job needs a longer one"
+                )
+                outcome = Outcome(job=job.id, kind=job.kind, failure=JobFailure(reason="time_limit", message=said))
+            except WorkerDied as death:
+                self._died(claimed, death)
+                return
+            finally:
+                with self._guard:
+                    self.claimed = None
+            self._settle(claimed, outcome, Path(files))
 
     def _died(self, claimed: Entry, death: WorkerDied) -> None:
         if self.lost:
@@ -188,13 +196,14 @@ class SpoolLane:
             self.stop.asked.wait(PAUSE_SECONDS)
 
     def _settle(self, claimed: Entry, outcome: Outcome, files: Path) -> None:
-        found = sorted(path.name for path in files.iterdir() if path.is_file()) if files.is_dir() else []
+        place = f"{claimed.id}~{claimed.attempt}~{self.name}"
+        found = self._keep(files, place)
         submitted = int(claimed.order.partition("-")[2], 16) / 1e9
         outcome = outcome.model_copy(
             update={
                 "attempts": claimed.attempt,
                 "queue_seconds": max(0.0, time.time() - submitted - outcome.run_seconds),
-                "artifacts": {name: f"{files.name}/{name}" for name in found},
+                "artifacts": {name: f"{place}/{name}" for name in found},
             }
         )
         for attempt in range(FULL_TRIES):
@@ -212,6 +221,18 @@ class SpoolLane:
         failure = f" ({outcome.failure.reason}: {outcome.failure.message})" if outcome.failure else ""
         late = "" if first else ", too late: another worker's result stands"
         self.log(f"{claimed.id}: {outcome.kind} in {outcome.run_seconds:.1f} s{failure}{late}")
+
+    def _keep(self, files: Path, place: str) -> list[str]:
+        """Bring further files into the spool; the names of those that it takes."""
+        kept = []
+        for path in sorted(files.iterdir()):
+            try:
+                self.folder.keep(place, path.name, read_regular(path, LARGEST))
+            except (BadFile, OSError, InfrastructureError) as problem:
+                self.log(f"{place}/{path.name} is left out: {problem}")
+            else:
+                kept.append(path.name)
+        return kept
 
     def keep(self) -> None:
         """Renew what this lane holds; called from the heartbeat's thread."""
@@ -235,7 +256,7 @@ class SpoolLane:
         if self.process is None or not self.process.alive():
             if self.process is not None:
                 self.process.close()
-            self.process = WorkerProcess(self.cache, name=self.name, environment=self.environment)
+            self.process = WorkerProcess(self.cache, name=self.name, environment=self.environment, hidden=self.hidden)
         return self.process
 
     def _registration(self) -> Registered:
@@ -261,8 +282,19 @@ class SpoolWorker:
         stop: Stop,
         name: str = "",
         log: Callable[[str], None] = lambda text: None,
+        hidden: bool = True,
     ) -> None:
-        self.folder = SpoolFolder(spool, create=False)
+        """Makes the spool where there is none. ``hidden``: programs do not see it; raises ComputeError where this
+        machine cannot hide it."""
+        self.folder = SpoolFolder(spool)
+        problem = why_not(self.folder.path) if hidden else ""
+        if problem:
+            self.folder.close()
+            raise ComputeError(
+                f"this machine cannot hide {spool} from the programs that are measured ({problem}), and whoever can "
+                "write there can write results; let the worker run as root or where user namespaces are allowed, or "
+                "say --unhidden if you trust every program"
+            )
         self.stop, self.log = stop, log
         base = re.sub(r"[^A-Za-z0-9.-]", "-", name or f"{socket.gethostname()}-{os.getpid()}")[:60]
         self.lanes = [
@@ -275,6 +307,7 @@ class SpoolWorker:
                 environment=environment,
                 stop=stop,
                 log=log,
+                hidden=hidden,
             )
             for index, (device, environment) in enumerate(devices)
         ]
