@@ -86,6 +86,10 @@ class RewardError(StitchError):
     exit_code = 1
 
 
+class TrainingError(StitchError):
+    """A training cannot start or go on: settings that contradict each other, data or a model that does not fit."""
+
+
 class RecordMissing(StitchError):
     """A recorded evaluation was asked for, and nothing is recorded of this program."""
 

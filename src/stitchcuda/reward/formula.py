@@ -14,6 +14,8 @@ from stitchcuda.reward.model import Reward, RewardSettings, RubricScore, Skill
 
 HACK_STATUSES = ("dishonest", "impossible")
 PREVIOUS = "previous program"
+NORMAL_95 = 1.96
+"""Half width of a 95 % interval in standard errors."""
 
 
 def reward(
@@ -59,7 +61,7 @@ def reward(
         raise RewardError(
             "a correct program has no marks; mark it by evidence first, for no marks are not average ones"
         )
-    against, measured, level = _speed(evaluation, chosen, previous)
+    against, measured, level, spread = _speed(evaluation, chosen, previous)
     speedup = min(1.0 if level else measured, chosen.speedup_clip)
     rubric = score.normalised - (0.5 if chosen.centred else 0.0)
     base, multiplier = speedup + chosen.tau, 1.0 + chosen.weight(skill) * rubric
@@ -77,6 +79,7 @@ def reward(
             "base": base,
             "multiplier": multiplier,
             "capped": product > chosen.largest,
+            "noise": None if spread is None else 0.0 if product > chosen.largest else multiplier * measured * spread,
         }
     )
 
@@ -89,8 +92,11 @@ def hack_evidence(evaluation: Evaluation) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _speed(evaluation: Evaluation, settings: RewardSettings, previous: Evaluation | None) -> tuple[str, float, bool]:
-    """What the speedup is over, the speedup, and whether it lies within what was measured of both."""
+def _speed(
+    evaluation: Evaluation, settings: RewardSettings, previous: Evaluation | None
+) -> tuple[str, float, bool, float | None]:
+    """What the speedup is over, the speedup, whether it lies within what was measured of both, and its relative
+    standard error."""
     program = _timing(evaluation, "program")
     if previous is not None:
         if not previous.passed:
@@ -105,11 +111,13 @@ def _speed(evaluation: Evaluation, settings: RewardSettings, previous: Evaluatio
             PREVIOUS,
             _positive(before.median / program.median, "speedup over the program so far"),
             overlap(program, before),
+            _spread(program, before),
         )
     wanted = "eager" if settings.baseline == "eager" else "over_best"
     measured = _ratio(evaluation, wanted)
     name = wanted if wanted == "eager" else _best(evaluation, measured)
-    return name, measured, overlap(program, _timing(evaluation, name))
+    stock = _timing(evaluation, name)
+    return name, measured, overlap(program, stock), _spread(program, stock)
 
 
 def _best(evaluation: Evaluation, over_best: float) -> str:
@@ -125,6 +133,16 @@ def overlap(first: Timing, second: Timing) -> bool:
     if first.low is None or first.high is None or second.low is None or second.high is None:
         return False
     return first.low <= second.high and second.low <= first.high
+
+
+def _spread(first: Timing, second: Timing) -> float | None:
+    """Relative standard error of the quotient of two medians; None where one has no interval."""
+    found = 0.0
+    for timing in (first, second):
+        if timing.low is None or timing.high is None:
+            return None
+        found += ((timing.high - timing.low) / (2 * NORMAL_95 * timing.median)) ** 2
+    return math.sqrt(found)
 
 
 def _ratio(evaluation: Evaluation, name: str) -> float:

@@ -110,6 +110,10 @@ class Reward(BaseModel):
     base: float | None = Field(default=None, description="s + tau")
     multiplier: float | None = Field(default=None, description="1 + lambda r")
     capped: bool = Field(default=False, description="the product was larger than the cap")
+    noise: float | None = Field(
+        default=None,
+        description="standard error of the value from the intervals of both times; None where one was not measured",
+    )
     score_source: str | None = Field(default=None, description="who gave the marks")
     marks: dict[Dimension, float] = Field(default_factory=dict, description="the four marks, where there are any")
     judged: str = Field(default="", description="what came of asking a judge; '' where none was asked")
