@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.compute.model import JobFailure, Outcome, Versions
+from stitchcuda.compute.model import Job, JobFailure, Outcome, Versions, Wanted
 from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.evaluation.model import Evaluation
@@ -66,6 +66,12 @@ def test_a_worker_that_slept_past_its_lease_drops_the_job(spool: SpoolCompute, t
     until(lambda: any(entry.attempt > 1 for entry in spool.folder.listed("claimed")), "a second claim")
     assert future.cancel() or not future.done()
     end(worker)
+
+
+def test_a_worker_makes_the_folder_that_it_is_to_work_on(tmp_path: Path) -> None:
+    worker = start_worker(tmp_path / "spool", tmp_path, "--once")
+    assert worker.wait(PATIENCE) == 0
+    SpoolFolder(tmp_path / "spool", create=False).close()
 
 
 def test_once_does_one_job_and_until_empty_the_rest(spool: SpoolCompute, tmp_path: Path) -> None:
@@ -195,6 +201,55 @@ def test_who_works_on_a_spool_can_be_asked(spool: SpoolCompute, tmp_path: Path) 
     assert [(w["name"].partition(".")[0], w["job"]) for w in told["workers"]] == [("node7-cpu0", "long")]
     assert "node7-cpu0" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
     end(worker)
+
+
+def test_who_waits_for_a_worker_is_told_once_what_to_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stitchcuda.compute.spool.PATIENCE_SECONDS", 0.1)
+    told: list[str] = []
+    with SpoolCompute(tmp_path / "spool", tell=told.append) as place:
+        place.submit(probe(wanted=Wanted(kind="cuda", name="a GPU that nobody has")))
+        until(lambda: told, "a sentence")
+        assert f"worker --spool {place.folder.path}" in told[0]
+        assert "1 job waits for cuda" in told[0]
+        time.sleep(1.2)
+        assert len(told) == 1
+
+
+def test_nobody_is_told_to_start_a_worker_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stitchcuda.compute.spool.PATIENCE_SECONDS", 0.1)
+    told: list[str] = []
+    with SpoolCompute(tmp_path / "spool", tell=told.append) as place:
+        place.folder.register(
+            Registered(name="w", host="h", pid=1, device=detect("cpu").name, kind="cpu", facts=detect("cpu"))
+        )
+        place.submit(probe(wanted=Wanted(kind="cpu", name=detect("cpu").name)))
+        time.sleep(1.0)
+        assert told == []
+        place.submit(probe(wanted=Wanted(kind="cpu", name="another")))
+        until(lambda: told, "a sentence")
+        assert detect("cpu").name in told[0]
+
+
+def test_the_first_device_that_answers_is_everybodys(spool: SpoolCompute) -> None:
+    asked = [Job(kind="ceilings", wanted=Wanted(kind="cuda")) for _ in range(3)]
+    futures = [spool.submit(job) for job in asked[:2]]
+    entry = spool.folder.listed("jobs")[0]
+    assert [entry.id for entry in spool.folder.listed("jobs")] == [asked[0].id]
+    claim = spool.folder.claim(entry, "w")
+    spool.folder.finish(Outcome(job=entry.id, kind="ceilings", device=detect("cpu")), claim)
+    answers = [future.result(PATIENCE) for future in [*futures, spool.submit(asked[2])]]
+    assert [answer.job for answer in answers] == [job.id for job in asked]
+    assert all(answer.device == detect("cpu") for answer in answers)
+
+
+def test_a_device_that_could_not_be_measured_is_asked_for_anew(spool: SpoolCompute) -> None:
+    first = spool.submit(Job(kind="ceilings", wanted=Wanted(kind="cuda"), id="a"))
+    failure = JobFailure(reason="infrastructure", message="busy")
+    claim = spool.folder.claim(spool.folder.listed("jobs")[0], "w")
+    spool.folder.finish(Outcome(job="a", kind="ceilings", failure=failure), claim)
+    assert first.result(PATIENCE).failure == failure
+    spool.submit(Job(kind="ceilings", wanted=Wanted(kind="cuda"), id="b"))
+    assert [entry.id for entry in spool.folder.listed("jobs")] == ["b"]
 
 
 def test_a_withdrawn_job_is_not_begun(spool: SpoolCompute) -> None:

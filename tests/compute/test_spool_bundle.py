@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.compute.model import Outcome
+from stitchcuda.compute.model import JobFailure, Outcome
 from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_bundle import pack, unpack
 from stitchcuda.compute.spool_folder import SpoolFolder
@@ -51,6 +51,48 @@ def test_carrying_twice_changes_nothing(tmp_path: Path) -> None:
     claim = two.claim(two.listed("jobs")[0], "w")
     assert claim is not None
     assert two.read(claim) == evaluation_of("relu", id="waits", versions=two.read(claim).versions)
+
+
+def test_a_job_that_failed_for_a_machines_reasons_goes_again_and_its_old_failure_does_not_come_back(
+    spool: SpoolCompute, tmp_path: Path
+) -> None:
+    away, there, back = SpoolFolder(tmp_path / "away"), tmp_path / "jobs", tmp_path / "results"
+    lost = JobFailure(reason="worker_lost", message="three workers were lost with it")
+
+    def carry() -> None:
+        pack(spool.folder, there, results=False)
+        unpack(there, away)
+
+    first = spool.submit(probe(id="a"))
+    carry()
+    claim = away.claim(away.listed("jobs")[0], "w")
+    assert claim is not None
+    away.give_up(claim, lost)
+    pack(away, back)
+    unpack(back, spool.folder)
+    assert first.result(PATIENCE).failure == lost
+    again = spool.submit(probe(id="a"))
+    assert unpack(back, spool.folder) == (0, 0), "the orchestrator has seen this failure"
+    carry()
+    assert [entry.id for entry in away.listed("jobs")] == ["a"]
+    assert pack(away, back) == (1, 0)
+    claim = away.claim(away.listed("jobs")[0], "w")
+    away.finish(Outcome(job="a", kind="probe"), claim)
+    pack(away, back)
+    unpack(back, spool.folder)
+    assert again.result(PATIENCE).ok
+    carry()
+    assert away.listed("jobs") == [], "what has a result is not done again"
+
+
+def test_a_result_takes_the_place_of_a_failure_that_was_there_first(tmp_path: Path) -> None:
+    here, away, back = SpoolFolder(tmp_path / "here"), SpoolFolder(tmp_path / "away"), tmp_path / "results"
+    lost = JobFailure(reason="worker_lost", message="lost")
+    here.finish(Outcome(job="a", kind="probe", failure=lost), None)
+    away.finish(Outcome(job="a", kind="probe"), None)
+    pack(away, back)
+    assert unpack(back, here) == (0, 1)
+    assert here.stands("a")
 
 
 def test_files_that_were_cleared_away_do_not_go_along_and_links_are_not_followed(tmp_path: Path) -> None:

@@ -241,8 +241,9 @@ def _on_stderr(sentence: str) -> None:
 def _waiting_for(spool: Path, entries: list[Entry], workers: list[Registered]) -> str:
     kinds = " and ".join(sorted({entry.kind for entry in entries}, reverse=True))
     there = f"its workers have {', '.join(sorted({w.device for w in workers}))}" if workers else "nobody works on it"
+    count = "1 job waits" if len(entries) == 1 else f"{len(entries)} jobs wait"
     return (
-        f"{len(entries)} jobs for {kinds} wait in {spool}, and {there}. Start a worker where the device is:\n"
+        f"{count} for {kinds} in {spool}, and {there}. Start a worker where the device is:\n"
         f"  stitchcuda worker --spool {spool}\n"
         "or, where no folder is shared, carry the jobs there and the results back:\n"
         f"  stitchcuda worker pack --spool {spool} --out jobs.tar.gz --no-results"
