@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ from stitchcuda.errors import InfrastructureError, ProgramError, TaskError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.program.files import load_program
 from stitchcuda.task.loader import load_task
-from stitchcuda.workflow.bench import find_device
+from stitchcuda.workflow.bench import ComputeBench, find_device
 from stitchcuda.workflow.result import NOISE, finite
 from stitchcuda.workflow.storage import write_whole
 
-EVALUATION = "evaluation.json"
+EVALUATION, MARK = "evaluation.json", "mark"
 
 
 def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Place) -> Record:
@@ -34,6 +35,8 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Plac
     try:
         task = load_task(item.task, target=device.target, root=root, precision=config.precision)
         with measuring.bench(place) as bench:
+            if isinstance(bench, ComputeBench):
+                bench.of_run(_mark(place / MARK))
             facts = bench.inspect(task)
             device = bench.ceilings(device)
             bench.use(task, facts, device)
@@ -62,6 +65,14 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Plac
             **finite(shown),
         }
     )
+
+
+def _mark(path: Path) -> str:
+    """What this item's jobs are named by: the same when its sweep is resumed, which then finds on a spool what was
+    measured while it was dead."""
+    if not path.is_file():
+        write_whole(path, secrets.token_hex(16).encode())
+    return path.read_text(encoding="utf-8")
 
 
 def _ending(evaluation: Evaluation) -> Ending:
