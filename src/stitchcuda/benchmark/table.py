@@ -33,6 +33,7 @@ def markdown(sweep: Sweep) -> str:
     if summary.main.tasks:
         parts += ["", *_summary(summary)]
     parts += ["", "## Tasks", "", *grid(TASK_COLUMNS, [task_row(record) for record in sweep.records])]
+    parts += _options(sweep.records)
     if summary.unscored:
         parts += ["", "## Not counted", "", *(f"- {item}: {why}" for item, why in summary.unscored.items())]
     if sweep.open:
@@ -48,6 +49,19 @@ def _summary(summary: Summary) -> list[str]:
         if metrics.speedups:
             lines += ["", f"## Speedups: {name}", "", *grid(*speedup_rows(metrics))]
     return lines
+
+
+def _options(records: Sequence[Record]) -> list[str]:
+    """Every stock option's time beside the program's; nothing where no time was taken."""
+    names = [name for name in STOCK if any(name in record.seconds for record in records)]
+    if not names:
+        return []
+    head = ["task", "class", "program", *(STOCK[name] for name in names)]
+    rows = [
+        [task_row(r)[0], r.precision or "", *(duration(r.seconds.get(name)) for name in ("program", *names))]
+        for r in records
+    ]
+    return ["", "## Times: the program and every stock option", "", *grid(head, rows)]
 
 
 def columns_of(summary: Summary) -> list[tuple[str, Metrics]]:
