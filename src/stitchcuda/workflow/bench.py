@@ -254,8 +254,9 @@ _sharing = threading.Lock()
 def shared_compute(where: str) -> Iterator[Compute]:
     """The compute place of this process under that name: opened by the first that asks, closed after the last. Raises
     as ``open_compute`` does."""
-    from stitchcuda.compute import open_compute
+    from stitchcuda.compute import check_where, open_compute
 
+    where = check_where(where)  # however a spool's folder is spelled, it is one place
     with _sharing:
         compute, users = _shared[where] if where in _shared else (open_compute(where), 0)
         _shared[where] = (compute, users + 1)
