@@ -49,6 +49,9 @@ RULES: dict[str, Rule] = {
     "static_initialiser": Rule("reject", "a function runs when the library is loaded"),
     "stock_compiler": Rule("reject", "a stock compiler is all there is: no kernel is the program's own"),
     "decoy_kernel": Rule("reject", "kernels are brought, and no result of theirs is used"),
+    "earlier_answer": Rule("reject", "an answer is given out that an earlier call or a table holds"),
+    "empty_answer": Rule("reject", "an output is given out that nothing was computed for"),
+    "counts_calls": Rule("reject", "how often it was called decides what is computed"),
     "replaces_measuring": Rule("reject", "the profiling interface that takes the trace is used"),
     # Worth knowing.
     "dynamic_code": Rule("flag", "code is executed from text"),

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from stitchcuda.evaluation.integrity import python_tables as tables
 from stitchcuda.evaluation.integrity.fold import UNKNOWN, Folder
 from stitchcuda.evaluation.integrity.names import Names
+from stitchcuda.evaluation.integrity.python_answers import answer_hits
 from stitchcuda.evaluation.integrity.python_caches import cache_hits
 from stitchcuda.evaluation.integrity.python_files import Files
 from stitchcuda.evaluation.integrity.python_launches import launch_hits
@@ -76,6 +77,7 @@ def python_hits(
         *_Scan(view, precision, local).run(),
         *cache_hits(view),
         *output_hits(view),
+        *view.all(answer_hits(view, precision)),
         *view.all(launch_hits(view, outputs or {})),
     ]
 
