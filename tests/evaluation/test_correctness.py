@@ -101,12 +101,15 @@ def test_a_reused_output_buffer_is_found(judge: Judge) -> None:
 
 
 def test_an_answer_kept_from_the_first_call_is_found(judge: Judge) -> None:
-    source = linear("self.kept").replace(
-        "return self.kept",
-        """
+    """The static rules do not follow a value into another method; the numbers show it all the same."""
+    source = (
+        linear("self.recall(x)")
+        + """
+    def recall(self, x):
         if not hasattr(self, 'kept'):
             self.kept = self.norm(self.linear(x))
-        return self.kept.clone()""",
+        return self.kept.clone()
+"""
     )
     assert judge(make_task(LINEAR), source).status == "wrong_output"
 
