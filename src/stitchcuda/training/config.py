@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from stitchcuda.errors import TrainingError
 from stitchcuda.reward.model import RewardSettings
+from stitchcuda.training.engine_verl_settings import VerlSettings
 
 Kind = Literal["sft", "grpo"]
 
@@ -96,8 +97,8 @@ class Grpo(_Section):
     top_k: int = Field(default=0, ge=0, description="0: all tokens")
     vllm: Literal["auto", "off", "colocate", "server"] = Field(
         default="auto",
-        description="colocate: on the training GPUs, in turn; server: one that `trl vllm-serve` started; auto: colocate "
-        "where vLLM is installed and there is a GPU",
+        description="colocate: on the training GPUs, in turn; server: one that `trl vllm-serve` started; auto: "
+        "colocate where vLLM is installed and there is a GPU",
     )
     vllm_memory: float = Field(default=0.35, gt=0, lt=1, description="share of the GPU's memory that vLLM may take")
     vllm_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy of the model in vLLM")
@@ -171,6 +172,7 @@ class TrainConfig(_Section):
     rewards: Rewards = Field(default_factory=Rewards)
     held_out: HeldOut = Field(default_factory=HeldOut)
     saving: Saving = Field(default_factory=Saving)
+    verl: VerlSettings = Field(default_factory=VerlSettings, description="only for the engine verl")
     seconds: float | None = Field(
         default=None,
         gt=0,
@@ -182,7 +184,7 @@ class TrainConfig(_Section):
     )
     report: list[str] = Field(
         default_factory=lambda: ["tensorboard"],
-        description="trackers beside metrics.jsonl: tensorboard (left out where it is not installed), mlflow, trackio, ...",
+        description="trackers beside metrics.jsonl: tensorboard (where it is installed), mlflow, trackio, ...",
     )
 
     @model_validator(mode="after")
