@@ -79,7 +79,7 @@ def _rows() -> Iterator[tuple[Row, Observed]]:
     number = 0
     for item in labelled.items():
         seen = labelled.measured(item)
-        if seen is None or seen.program is None:
+        if seen is None or seen.program is None or item.target != "cpu":
             continue
         previous = load_program(labelled.program_path(item.before)) if item.before else None
         try:

@@ -28,7 +28,7 @@ from stitchcuda.training.adapters.scorer import open_service
 from stitchcuda.training.adapters.server import RewardServer, new_token
 from stitchcuda.training.adapters.trl import trl_reward
 from stitchcuda.training.adapters.verifiers import Here, Remote, reward_of, tasks_of
-from stitchcuda.training.adapters.verl import write_reward_file, write_verl
+from stitchcuda.training.adapters.verl import write_code, write_verl
 from stitchcuda.training.model import Row
 from stitchcuda.training.rows import item_of, read_dataset
 from tests.reward.test_service import CALM, Pool
@@ -137,7 +137,7 @@ def test_the_three_adapters_give_equal_rewards_for_fifty_completions(
 
     assert write_verl((row for row, _ in adapted.asked()), tmp_path / "train.parquet") == 50
     rows = parquet.read_table(tmp_path / "train.parquet").to_pylist()
-    module = loaded(write_reward_file(tmp_path))
+    module = loaded(write_code(tmp_path)[0])
     told = {"endpoint": server.address(), "token_file": token_file(tmp_path)}
     of_verl = asyncio.run(as_verl(module, rows, texts, **told))
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_scored_is_none_for_trl_and_a_failure_for_the_others(tmp_
     row, completion = row_and_completion()
     write_verl([row], tmp_path / "one.parquet")
     rows = parquet.read_table(tmp_path / "one.parquet").to_pylist()
-    module = loaded(write_reward_file(tmp_path))
+    module = loaded(write_code(tmp_path)[0])
     seen: list[RewardOutcome] = []
     with BlockingService(Pool(trouble=gone), CALM) as service:
         assert as_trl(trl_reward(service, watch=seen.extend), [{"prompt": "", **asked_of(row)}], [completion]) == [None]
@@ -270,7 +270,7 @@ def test_a_question_without_a_record_is_the_callers_mistake_and_is_not_asked_aga
     row, _ = row_and_completion()
     write_verl([row], tmp_path / "one.parquet")
     rows = parquet.read_table(tmp_path / "one.parquet").to_pylist()
-    module = loaded(write_reward_file(tmp_path))
+    module = loaded(write_code(tmp_path)[0])
     other = "```python program.py\nclass ModelNew:\n    pass\n```\n"
     [failure] = asyncio.run(
         as_verl(module, rows, [other], endpoint=server.address(), token_file=token_file(tmp_path), patience_s=60.0)
@@ -317,7 +317,7 @@ def test_a_server_that_comes_late_is_waited_for_and_one_that_never_does_is_named
     row, completion = row_and_completion()
     write_verl([row], tmp_path / "one.parquet")
     rows = parquet.read_table(tmp_path / "one.parquet").to_pylist()
-    module = loaded(write_reward_file(tmp_path))
+    module = loaded(write_code(tmp_path)[0])
     with RewardServer(service) as first:
         port = first.port
 

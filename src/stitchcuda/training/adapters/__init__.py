@@ -4,7 +4,7 @@ from stitchcuda.training.adapters.mapping import ASKED, PARTS, item_of_columns, 
 from stitchcuda.training.adapters.scorer import Scorer, open_service
 from stitchcuda.training.adapters.server import RewardServer
 from stitchcuda.training.adapters.trl import trl_reward
-from stitchcuda.training.adapters.verl import write_reward_file, write_verl
+from stitchcuda.training.adapters.verl import write_code, write_verl
 
 __all__ = [
     "ASKED",
@@ -16,6 +16,6 @@ __all__ = [
     "open_service",
     "parts",
     "trl_reward",
-    "write_reward_file",
+    "write_code",
     "write_verl",
 ]

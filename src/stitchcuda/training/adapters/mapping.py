@@ -19,6 +19,7 @@ from stitchcuda.reward.model import DIMENSIONS, Reward
 from stitchcuda.reward.score import NO_PROGRAM, Item, RewardOutcome, Unscored
 from stitchcuda.task.model import Task
 from stitchcuda.training.model import Row
+from stitchcuda.training.prompts_rl import reply_text
 
 ASKED: Final = ("skill", "task", "previous", "feedback", "step")
 """Columns of a row that say what was asked for: a word, and models as JSON (``training.rows``)."""
@@ -28,7 +29,7 @@ PARTIAL_HACK: Final = (2.0, 3.0)
 
 PARTS: Final = (
     "scored", "readable", "built", "correct", "hack", "partial_hack", "speedup", "over_eager", "over_best", "base",
-    "rubric", "multiplier", "capped", "marks_total", *DIMENSIONS,
+    "rubric", "multiplier", "capped", "noise", "marks_total", *DIMENSIONS,
 )  # fmt: skip
 """Names of what ``parts`` gives, always all of them: trainers stack them into columns."""
 
@@ -71,7 +72,11 @@ def item_of_columns(columns: Mapping[str, Any], completion: Any) -> Item:
 
 
 def text_of(completion: Any) -> str:
-    """The text of a completion: itself, or the content of its last message."""
+    """The Coder's reply in a completion, which is a text or messages of which the last counts; without its thoughts."""
+    return reply_text(_whole(completion))
+
+
+def _whole(completion: Any) -> str:
     if isinstance(completion, str):
         return completion
     if isinstance(completion, Sequence) and completion and isinstance(completion[-1], Mapping):
@@ -117,6 +122,7 @@ def parts(outcome: RewardOutcome) -> dict[str, float | None]:
         "rubric": outcome.rubric,
         "multiplier": outcome.multiplier,
         "capped": float(outcome.capped),
+        "noise": outcome.noise,
         "marks_total": outcome.total,
     }
     return found | {name: outcome.marks.get(name) for name in DIMENSIONS}

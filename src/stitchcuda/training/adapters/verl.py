@@ -1,22 +1,25 @@
-"""Rows as verl's data set class reads them. The reward function that verl loads is ``reward_file``."""
+"""Rows as verl's data set class reads them. What verl loads by its path is ``reward_file`` and ``manager_file``."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from stitchcuda.errors import StitchError, ToolMissing
-from stitchcuda.training.adapters import reward_file
+from stitchcuda.training.adapters import manager_file, reward_file
 from stitchcuda.training.adapters.mapping import asked_of
 from stitchcuda.training.model import Row
 
 SOURCES = {"scratch": "stitchcuda/scratch", "improve": "stitchcuda/improve"}
 """``data_source`` by skill: verl reports validation by it, so that the skills stand apart."""
 
-REWARD_FILE = "reward.py"
+REWARD_FILE, MANAGER_FILE = "reward.py", "manager.py"
+BATCH = 256
+"""Rows that are in memory at once while a file is written."""
 
 
 def verl_row(row: Row, index: int) -> dict[str, Any]:
@@ -61,19 +64,31 @@ def write_verl(rows: Iterable[Row], path: Path) -> int:
             ("extra_info", pa.struct([("index", pa.int64()), *((name, pa.string()) for name in texts)])),
         ]
     )
-    every = [verl_row(row, index) for index, row in enumerate(rows)]
-    if not every:
-        raise StitchError(f"there are no rows for {path.name}; build a data set with more tasks, or another split")
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}")
-    parquet.write_table(pa.Table.from_pylist(every, schema=schema), scratch, compression="zstd")
+    written = 0
+    with parquet.ParquetWriter(scratch, schema, compression="zstd") as file:
+        for batch in _batches(rows):
+            told = [verl_row(row, written + at) for at, row in enumerate(batch)]
+            file.write_table(pa.Table.from_pylist(told, schema=schema))
+            written += len(batch)
+    if not written:
+        scratch.unlink()
+        raise StitchError(f"there are no rows for {path.name}; build a data set with more tasks, or another split")
     scratch.replace(path)
-    return len(every)
+    return written
 
 
-def write_reward_file(folder: Path) -> Path:
-    """Put the reward function where every node of a cluster can read it."""
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    every = iter(rows)
+    while batch := list(islice(every, BATCH)):
+        yield batch
+
+
+def write_code(folder: Path) -> tuple[Path, Path]:
+    """Put the reward function and the reward manager where every node of a cluster can read them."""
     folder.mkdir(parents=True, exist_ok=True)
-    target = folder / REWARD_FILE
-    shutil.copyfile(reward_file.__file__, target)
-    return target
+    reward, manager = folder / REWARD_FILE, folder / MANAGER_FILE
+    shutil.copyfile(reward_file.__file__, reward)
+    shutil.copyfile(manager_file.__file__, manager)
+    return reward, manager
