@@ -62,6 +62,10 @@ from tests.evaluation.integrity.support import forward, inspected, rejected
         ("import ctypes\nctypes.CDLL(None).ptrace(0)", "controls_process"),
         ("import ctypes\nlibc = ctypes.CDLL('libc.so.6')\nlibc.mprotect(0, 1, 7)", "patches_code"),
         ("load_inline(extra_cflags=['-fplugin=./x.so'])", "build_flags"),
+        ("import threading\ndef f():\n    while True: g()\nthreading.Thread(target=f, daemon=True)", "endless_thread"),
+        ("import ctypes\nctypes.c_void_p.from_address(id(print) + 16).value = 1", "patches_code"),
+        ("import glob\npaths = glob.glob('/dev/shm/**')", "searches_memory"),
+        ("import glob\npaths = glob.glob('/proc/*/fd/*')", "searches_memory"),
     ],
 )
 def test_what_has_no_honest_use_is_rejected_with_its_line(source: str, rule: str) -> None:
@@ -77,6 +81,14 @@ def test_a_tensor_that_answers_for_itself_ends_the_process_or_leaves_is_seen() -
     assert "ends_process" in rejected(inspected(forward("raise SystemExit")))
     lazy = "y = torch.empty_like(x)\nsetattr(y, 'cpu', lambda: x)\nreturn y"
     assert "tensor_subclass" in inspected(forward(lazy))
+    assert "lazy_answer" in rejected(inspected(forward(lazy)))
+
+
+@pytest.mark.parametrize("method", ["__torch_function__", "__torch_dispatch__", "cpu"])
+def test_a_tensor_class_that_computes_when_it_is_looked_at_is_rejected_where_a_call_makes_one(method: str) -> None:
+    lazy = f"import torch\nclass Lazy(torch.Tensor):\n    def {method}(self, *given): return g(self)\n"
+    assert rejected(inspected(lazy + forward("return Lazy(x)"))) == {"lazy_answer"}
+    assert rejected(inspected(lazy + forward("return g(x)"))) == set()
 
 
 @pytest.mark.parametrize(
@@ -92,6 +104,10 @@ def test_a_tensor_that_answers_for_itself_ends_the_process_or_leaves_is_seen() -
         "import os, tempfile\nfd, path = tempfile.mkstemp()\nos.write(fd, b'x')\nwith os.fdopen(fd, 'w') as f: pass",
         "import os\nr, w = os.pipe()\nos.write(w, b'x')",
         "import gc\ngc.collect()",
+        "import threading\ndef f():\n    while True: work(orders.get())\nthreading.Thread(target=f, daemon=True)",
+        "import threading\ndef f():\n    while not done: g()\nthreading.Thread(target=f)",
+        "import ctypes\nctypes.c_int.from_address(buffer.data_ptr()).value = 1\nkey = id(buffer)",
+        "import torch\nraise RuntimeError('make /dev/shm larger')",
         "import sys\nhave = 'triton' in sys.modules\nme = sys.modules[__name__]\nprint('x', file=sys.stderr)",
         "class Model: pass\nclass Other(Model): pass",
         "def get_inputs(): return []\nif __name__ == '__main__':\n    import os\n    get_inputs()\n    os._exit(0)",

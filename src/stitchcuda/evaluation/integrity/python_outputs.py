@@ -35,6 +35,7 @@ _FOLDING = frozenset(
     {"t", "contiguous", "matmul", "mm", "mul", "transpose", "permute", "float", "half", "detach", "clone"}
 )
 _CONTAINERS = frozenset({"builtins.tuple", "builtins.list", "builtins.dict", "collections.OrderedDict"})
+_INTERCEPTORS = frozenset({"__torch_function__", "__torch_dispatch__"})
 _ITEMS = frozenset({"__getitem__", "__iter__", "__len__", "items", "values"})
 
 
@@ -240,11 +241,15 @@ def _used(forward: Function, name: str) -> bool:
 
 def _types(view: View) -> Iterator[Hit]:
     """Classes that are tensors or containers and answer for themselves when they are looked at."""
+    made = {part.id for function in view.hot for part in walk(function) if isinstance(part, ast.Name)}
     for name, node in view.classes.items():
         bases = {path for each in node.bases for path in view.names.resolve(each)}
         methods = {part.name for part in node.body if isinstance(part, Function)}
-        if "torch.Tensor" in bases or methods & {"__torch_function__", "__torch_dispatch__"}:
+        if "torch.Tensor" in bases or methods & _INTERCEPTORS:
             yield view.hit("tensor_subclass", node, f"class {name}")
+            lazy = methods & (_INTERCEPTORS | tables.TENSOR_METHODS)
+            if lazy and "torch.Tensor" in bases and name in made:
+                yield view.hit("lazy_answer", node, f"class {name} has a {min(lazy)} of its own, and a call makes one")
         elif bases & _CONTAINERS and methods & _ITEMS:
             yield view.hit("tensor_subclass", node, f"class {name} with items of its own")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from stitchcuda.evaluation.integrity import python_tables as tables
 from stitchcuda.evaluation.integrity.names import FOREIGN_TYPE
-from stitchcuda.evaluation.integrity.python_view import View
+from stitchcuda.evaluation.integrity.python_view import ALLOCATORS, View, called_name
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.evaluation.integrity.trees import walk
 from stitchcuda.task.model import Precision
@@ -28,6 +28,11 @@ class Patches:
 
     def __init__(self, view: View, precision: Precision, local: frozenset[str]) -> None:
         self.view, self.precision, self.local = view, precision, local
+        self.addresses = any(
+            called_name(node) == "from_address" and any(called_name(part) == "id" for part in walk(node))
+            for node in walk(view.tree)
+        )
+        """Whether the file looks at Python objects as memory."""
         self.assigned = {
             id(target): node.value
             for node in walk(view.tree)
@@ -39,6 +44,8 @@ class Patches:
         """What is set or deleted by a statement."""
         names, folder = self.view.names, self.view.folder
         if isinstance(node, ast.Attribute):
+            if called_name(node.value) == "from_address" and self.addresses:
+                yield self.view.hit("patches_code", node, "memory at the address of a Python object is written")
             for owner in names.resolve(node.value):
                 yield from self._set(node, f"{owner}.{node.attr}")
             return
@@ -89,6 +96,8 @@ class Patches:
                 yield self.view.hit("patches_timer", node, what)
             elif name in tables.TENSOR_METHODS and owner.startswith("torch.") and not owner.startswith("torch.nn."):
                 yield self.view.hit("tensor_subclass", node, what)
+                if owner.removesuffix("()").rpartition(".")[2] in ALLOCATORS:
+                    yield self.view.hit("lazy_answer", node, what)
         elif path.startswith(tables.TIMER_PREFIXES) or name in tables.TIMER_METHODS:
             yield self.view.hit("patches_timer", node, what)
         else:

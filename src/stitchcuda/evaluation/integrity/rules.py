@@ -52,6 +52,10 @@ RULES: dict[str, Rule] = {
     "earlier_answer": Rule("reject", "an answer is given out that an earlier call or a table holds"),
     "empty_answer": Rule("reject", "an output is given out that nothing was computed for"),
     "counts_calls": Rule("reject", "how often it was called decides what is computed"),
+    "detached_thread": Rule("reject", "a thread that works on the call's arrays is let go, and nobody waits for it"),
+    "endless_thread": Rule("reject", "a thread runs without end and waits for nothing"),
+    "lazy_answer": Rule("reject", "a tensor is made that computes when somebody looks at it"),
+    "searches_memory": Rule("reject", "memory or descriptors of other processes are looked for"),
     "replaces_measuring": Rule("reject", "the profiling interface that takes the trace is used"),
     # Worth knowing.
     "dynamic_code": Rule("flag", "code is executed from text"),

@@ -10,6 +10,7 @@ import itertools
 import re
 from collections.abc import Iterable, Iterator
 
+from stitchcuda.evaluation.integrity.native_state import behind, detached, state_hits
 from stitchcuda.evaluation.integrity.native_tokens import Macro, Source, Token, expand, read
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.evaluation.integrity.symbols import IMPORTS, INTERPOSED
@@ -151,7 +152,7 @@ class _Scan:
                 yield from self._string(token)
             elif token.kind == "name":
                 yield from self._name(index, token)
-        yield from self._state()
+        yield from state_hits(self.path, self.tokens, self.defined)
         for line, what in _options(self.source, self.tokens):
             if self.precision == "fp32":
                 yield Hit("fast_math", self.path, line, what)
@@ -182,22 +183,12 @@ class _Scan:
             before = self.tokens[index - 1]
             if before.kind != "name" and before.text not in ("*", "&", ">", ")"):
                 continue
-            end = self._matching(index + 1)
+            end = behind(self.tokens, index + 1)
             while end < len(self.tokens) and self.tokens[end].text in ("const", "noexcept", "override", "final"):
                 end += 1
             if end < len(self.tokens) and self.tokens[end].text == "{":
                 found.setdefault(token.text, index)
         return found
-
-    def _matching(self, index: int) -> int:
-        """The index behind the parenthesis that closes the one at ``index``."""
-        depth = 0
-        for at in range(index, min(len(self.tokens), index + 4000)):
-            if self.tokens[at].kind == "mark":
-                depth += {"(": 1, ")": -1}.get(self.tokens[at].text, 0)
-                if depth == 0:
-                    return at + 1
-        return len(self.tokens)
 
     def _directives(self) -> Iterator[Hit]:
         for line, path in _outside(self.source, self.macros):
@@ -244,6 +235,8 @@ class _Scan:
             yield self.hit("reduced_precision", token, name)
         elif name in ("thread", "jthread", "async") and self._std(index):
             yield self.hit("background_work", token, f"std::{name}")
+            if detached(self.tokens, index, self.defined):
+                yield self.hit("detached_thread", token, f"std::{name} is detached")
         elif name in ("map", "unordered_map") and self._keyed_by_pointer(index):
             yield self.hit("keyed_cache", token, f"{name} with a pointer as its key")
         elif name == "cutlass" and self.tokens[index + 1 : index + 2] and self.tokens[index + 1].text == "::":
@@ -330,73 +323,3 @@ class _Scan:
             if part.text in _POINTER_KEYS:
                 return True
         return False
-
-    def _state(self) -> Iterator[Hit]:
-        """Static and global variables that hold a pointer which is compared, or a count which is asked."""
-        pointers, counts = self._variables()
-        for index, token in enumerate(self.tokens[1:-1], 1):
-            if token.text in ("==", "!=") and token.kind == "mark":
-                left, right = self.tokens[index - 1], self.tokens[index + 1]
-                names = {left.text, right.text}
-                if names & pointers and not names & {"nullptr", "NULL", "0"}:
-                    yield self.hit(
-                        "keyed_cache",
-                        token,
-                        f"{left.text} {token.text} {right.text} with a pointer kept from an earlier call",
-                    )
-        raised = {
-            self.tokens[index + offset].text
-            for index, token in enumerate(self.tokens[1:-1], 1)
-            if token.text in ("++", "+=")
-            for offset in ((-1, 1) if token.text == "++" else (-1,))
-        }
-        for index, token in enumerate(self.tokens):
-            if token.text == "if" and token.kind == "name":
-                asked = {part.text for part in self.tokens[index : self._matching(index + 1)]}
-                for name in sorted(asked & counts & raised):
-                    yield self.hit("call_counter", token, f"{name} is counted and asked")
-
-    def _variables(self) -> tuple[set[str], set[str]]:
-        pointers: set[str] = set()
-        counts: set[str] = set()
-        depth, start, openings = 0, 0, []
-        for index, token in enumerate(self.tokens):
-            if token.kind != "mark":
-                continue
-            if token.text == "{":
-                lead = [part.text for part in self.tokens[start:index]]
-                transparent = "namespace" in lead or (lead[:1] == ["extern"] and len(lead) == 2)
-                openings.append(transparent)
-                depth += not transparent
-                start = index + 1
-            elif token.text == "}":
-                if openings:
-                    depth -= not openings.pop()
-                start = index + 1
-            elif token.text == ";":
-                self._variable(self.tokens[start:index], depth, pointers, counts)
-                start = index + 1
-        return pointers, counts
-
-    def _variable(self, statement: list[Token], depth: int, pointers: set[str], counts: set[str]) -> None:
-        words = [part.text for part in statement]
-        kept = "static" in words[:4] or "thread_local" in words[:4] or (depth == 0 and "extern" not in words[:1])
-        head = words[: words.index("=")] if "=" in words else words
-        head = head[: head.index("[")] if "[" in head else head
-        if not kept or "(" in head or len(head) < 2 or "using" in head or "typedef" in head:
-            return
-        if "*" in head or set(head) & {"uintptr_t", "intptr_t", "CUdeviceptr"}:
-            pointers.add(head[-1])
-        elif set(head) & {
-            "int",
-            "long",
-            "unsigned",
-            "size_t",
-            "int64_t",
-            "uint64_t",
-            "uint32_t",
-            "atomic",
-            "int32_t",
-            "short",
-        }:
-            counts.add(head[-1])

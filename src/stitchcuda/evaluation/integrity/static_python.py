@@ -21,6 +21,7 @@ from stitchcuda.evaluation.integrity.python_files import Files
 from stitchcuda.evaluation.integrity.python_launches import launch_hits
 from stitchcuda.evaluation.integrity.python_outputs import output_hits
 from stitchcuda.evaluation.integrity.python_patches import Patches
+from stitchcuda.evaluation.integrity.python_threads import thread_hits
 from stitchcuda.evaluation.integrity.python_view import View, called_name
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.evaluation.integrity.trees import docstrings, parse, under_main_guard, walk
@@ -78,6 +79,7 @@ def python_hits(
         *cache_hits(view),
         *output_hits(view),
         *view.all(answer_hits(view, precision)),
+        *view.all(thread_hits(view)),
         *view.all(launch_hits(view, outputs or {})),
     ]
 
@@ -261,8 +263,12 @@ class _Scan:
             yield self.hit("reads_process_memory", node, repr(text[:80]))
         elif match := _PROCESS_PATH.search(text):
             yield self.hit("inspects_process", node, repr(match[0]))
+            if match[0].startswith("/proc/*/"):
+                yield self.hit("searches_memory", node, repr(match[0]))
         elif _SHARED_PATH.search(text):
             yield self.hit("shares_memory", node, repr(text[:80]))
+            if _SHARED_PATH.match(text) and " " not in text:
+                yield self.hit("searches_memory", node, repr(text[:80]))
         elif text == "LD_PRELOAD":
             yield self.hit("changes_environment", node, text)
         elif _REFERENCE_FILES.search(text) and text.split("/")[-1].removesuffix(".py") not in self.local:
