@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stitchcuda.benchmark.governor import Governor
+from stitchcuda.benchmark.measuring import Place
 from stitchcuda.benchmark.model import SweepConfig
+from stitchcuda.benchmark.score import score_item
 from stitchcuda.benchmark.sweep import start
 from stitchcuda.compute.model import Job, Outcome
 from stitchcuda.compute.spool_bundle import pack, unpack
@@ -147,6 +150,30 @@ def test_a_sweep_for_a_gpu_needs_none_where_it_is_run(tmp_path: Path, monkeypatc
         assert job.program is not None
         assert job.program.manifest is not None
         assert any(name.endswith(".cu") for name in job.program.files)
+
+
+@pytest.mark.timeout(300)
+def test_a_score_that_died_finds_on_the_spool_what_was_done_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("tasks", "programs", "sweep"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tasks" / "tanh.py").write_text(SOURCE.format("tanh"))
+    (tmp_path / "programs" / "tanh.py").write_text(SOURCE.format("tanh").replace("Model(", "ModelNew("))
+    monkeypatch.chdir(tmp_path)
+    folders = {"folder": str(tmp_path / "tasks"), "programs": str(tmp_path / "programs")}
+    config = SweepConfig.checked(suite="score", compute="spool:spool", target="cuda", **folders)
+    carrier = Carrier(tmp_path / "spool", tmp_path)
+    carrier.start()
+    first = start(config, tmp_path / "sweep", tell=lambda line: None)
+    measured = [job.id for job in carrier.seen if job.kind != "ceilings"]
+    (item,) = first.items
+    with Place(config, Governor()) as place:
+        again = score_item(item, config, tmp_path / "sweep", measuring=place)
+    carrier.stop.set()
+    carrier.join()
+    assert again.status == first.records[0].status == "correct"
+    assert [job.id for job in carrier.seen if job.kind != "ceilings"] == measured
 
 
 def test_a_spool_is_one_place_however_its_folder_is_spelled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

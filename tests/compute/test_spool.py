@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +20,8 @@ from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.detect import detect
-from tests.compute.support import PATIENCE, evaluation_of, probe, start_worker, until
+from stitchcuda.workflow.bench import ComputeBench
+from tests.compute.support import FACTS, PATIENCE, evaluation_of, probe, start_worker, task_of, until
 
 BLOCKED = ("pydantic_ai", "openai", "anthropic", "google", "ray", "jinja2", "pypdf", "sentence_transformers", "pyarrow")
 """Packages that a GPU node need not have."""
@@ -164,6 +167,32 @@ def test_an_earlier_failure_is_never_given_to_who_submits_the_job_anew(
     future = spool.submit(probe(id="a"))
     assert not future.done()
     assert [entry.id for entry in spool.folder.listed("jobs")] == ["a"]
+
+
+def test_a_resumed_run_goes_on_with_the_job_that_lost_its_workers(spool: SpoolCompute) -> None:
+    program = evaluation_of("relu").program
+    assert program is not None
+
+    def measured(outcome: dict[str, Any]) -> tuple[str, Evaluation]:
+        """What a run says of its program when its job ends so, and that job."""
+        bench = ComputeBench(spool)
+        bench.of_run("run")
+        bench.use(task_of("relu"), FACTS, detect("cpu"))
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(bench.evaluate, program, "screen")
+            entry = until(lambda: spool.folder.listed("jobs"), "a job")[0]
+            claim = spool.folder.claim(entry, "w")
+            spool.folder.finish(Outcome(job=entry.id, kind="evaluate", **outcome), claim)
+            return entry.id, future.result(PATIENCE)
+
+    lost = JobFailure(reason="worker_lost", message="3 times a worker was lost")
+    first, said = measured({"failure": lost})
+    assert said.status == "infrastructure_error"
+    assert "worker_lost: 3 times a worker was lost" in said.message
+    right = Evaluation(status="correct", message="", tier="screen", precision="fp32")
+    second, said = measured({"evaluation": right})
+    assert second == first
+    assert said == right
 
 
 def test_an_evaluation_at_which_the_machine_failed_is_no_result_for_who_submits_the_job_anew(
