@@ -49,7 +49,8 @@ BRIEF = EvaluationSettings(
 """On cpu: all checks, fewer calls. Marks need an order here, not a number for a page."""
 MEASURED = (
     "cpu programs were measured with one thread on a busy machine of two cores, at 58a0dee7a272 but for those of "
-    "the task attention (a working tree shortly before it) and p023 (ced6e2614e78)."
+    "the task attention (a working tree shortly before it) and p023 (ced6e2614e78); cuda programs on an NVIDIA H200, "
+    "driver 580.159.04, torch 2.11.0+cu130, at fbb24dd."
 )
 DIGITS = 5
 LEAST_SHARE = 0.005
