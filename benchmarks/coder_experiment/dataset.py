@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,8 +48,11 @@ class Data:
     record: dict[str, Any]
 
 
-def prepare(evaluator: Evaluator, seed: int, sizes: Sizes, longest: int, length: Any) -> Data:
-    """Make the data sets. ``length`` counts the tokens of a text; answers above ``longest`` are left out."""
+def prepare(
+    evaluator: Evaluator, seed: int, sizes: Sizes, longest: int, length: Callable[[str], int], longest_prompt: int
+) -> Data:
+    """Make the data sets. ``length`` counts the tokens of a text; answers above ``longest`` and prompts above
+    ``longest_prompt`` are left out."""
     draw = random.Random(seed)
     parts = generate(seed, {"train": sizes.train, "validation": sizes.validation, "test": sizes.test})
     everything = [task for tasks in parts.values() for task in tasks]
@@ -61,13 +64,14 @@ def prepare(evaluator: Evaluator, seed: int, sizes: Sizes, longest: int, length:
     cold = _scratch(evaluator, kept["train"], sizes.answers, draw)
     pairs = _improve(evaluator, kept["train"], sizes.improve, draw, baselines)
     cold += pairs
-    cold = [row for row in cold if length(row.answer) <= longest]
+    fits = lambda row: length(row.answer) <= longest and length(row.prompt) <= longest_prompt  # noqa: E731
+    cold = [row for row in cold if fits(row)]
     draw.shuffle(cold)
     train = [_ask(task) for task in kept["train"]]
-    train += [Row(row.request, row.prompt, kind="request") for row in pairs]
+    train += [Row(row.request, row.prompt, kind="request") for row in pairs if fits(row)]
     asked: dict[Part, list[Row]] = {}
     for part in ("validation", "test"):
-        extra = _improve(evaluator, kept[part], len(kept[part]), draw, baselines, once=True)
+        extra = [r for r in _improve(evaluator, kept[part], len(kept[part]), draw, baselines, once=True) if fits(r)]
         asked[part] = [_ask(task) for task in kept[part]] + [Row(r.request, r.prompt, kind="request") for r in extra]
     record = {
         "seed": seed,

@@ -107,7 +107,7 @@ class Generator:
         where = torch.tensor(index, device=self.device)
         for begin in range(0, len(unique), 64):
             kept: list[Tensor] = []
-            self.model._run(tokens[begin : begin + 64], self.weights, kept)
+            self.model.run(tokens[begin : begin + 64], self.weights, kept)
             rows = torch.nonzero((where >= begin) & (where < begin + 64))[:, 0]
             chosen = where[rows] - begin
             for layer in range(self.model.shape.layers):
@@ -126,7 +126,7 @@ class Generator:
         mask = torch.zeros(hidden.shape, device=self.device, dtype=model.dtype).masked_fill(hidden, float("-inf"))
         place = self.position[:, None, None, None].expand(-1, shape.groups, 1, shape.head)
         for layer in range(shape.layers):
-            x = model._norm(value, model.norms[layer, 0])
+            x = model.norm(value, model.norms[layer, 0])
             q, k, v = ((x @ self.weights[n][layer].T).unflatten(-1, (-1, shape.head)) for n in MATRICES[:3])
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             self.keys[layer].scatter_(2, place, k[:, :, None])
@@ -136,10 +136,10 @@ class Generator:
                 q.unflatten(1, (shape.groups, -1)), self.keys[layer], self.values[layer], attn_mask=mask
             )
             value = value + mixed.flatten(1) @ self.weights["o"][layer].T
-            x = model._norm(value, model.norms[layer, 1])
+            x = model.norm(value, model.norms[layer, 1])
             inner = functional.silu(x @ self.weights["gate"][layer].T) * (x @ self.weights["up"][layer].T)
             value = value + inner @ self.weights["down"][layer].T
-        logits = model._norm(value.float(), model.last_norm) @ model.embedding.T
+        logits = model.norm(value.float(), model.last_norm) @ model.embedding.T
         # The largest of logits / T + Gumbel noise is a draw from the softmax; at T = 0 it is the likeliest.
         noise = -torch.empty_like(logits).exponential_().clamp_min(1e-20).log()
         token = (logits + self.temperature * noise).argmax(-1)

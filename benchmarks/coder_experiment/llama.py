@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from coder_experiment.gguf import Gguf
 from coder_experiment.tokens import BytePairs
@@ -65,14 +66,10 @@ class Llama(nn.Module):
         self.last_norm = nn.Parameter(torch.ones(shape.width, device=device), requires_grad=False)
         self.norms = nn.Parameter(torch.ones(shape.layers, 2, shape.width, device=device), requires_grad=False)
         self.base = nn.ParameterDict()
-        self.low, self.high = nn.ParameterDict(), nn.ParameterDict()
         for name in MATRICES:
-            rows, cols = shape.matrix(name)
-            base = torch.empty(shape.layers, rows, cols, device=device)
+            base = torch.empty(shape.layers, *shape.matrix(name), device=device)
             self.base[name] = nn.Parameter(base, requires_grad=False)
-            self.low[name] = nn.Parameter(torch.empty(shape.layers, rank, cols, device=device))
-            self.high[name] = nn.Parameter(torch.zeros(shape.layers, rows, rank, device=device))
-        self.reset(0)
+        self.begin(rank, 0)
 
     def randomise(self, seed: int) -> None:
         """Random base weights: a model that knows nothing, for tests."""
@@ -81,25 +78,33 @@ class Llama(nn.Module):
             for tensor in (self.embedding, *self.base.values()):
                 tensor.copy_(torch.randn(tensor.shape, generator=made) * (0.5 / math.sqrt(tensor.shape[-1])))
 
-    def reset(self, seed: int) -> None:
-        """Changes that change nothing yet."""
+    def begin(self, rank: int, seed: int) -> None:
+        """New changes of a rank, which change nothing yet."""
         made = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name in MATRICES:
-                low = self.low[name]
-                low.copy_(torch.randn(low.shape, generator=made) / math.sqrt(low.shape[-1]))
-                self.high[name].zero_()
+        self.rank = rank
+        self.low, self.high = nn.ParameterDict(), nn.ParameterDict()
+        for name in MATRICES:
+            base = self.base[name]
+            low = torch.randn(base.shape[0], rank, base.shape[2], generator=made) / math.sqrt(base.shape[2])
+            self.low[name] = nn.Parameter(low.to(base.device))
+            self.high[name] = nn.Parameter(torch.zeros(*base.shape[:2], rank, device=base.device))
 
     def changes(self) -> dict[str, Tensor]:
         """The learned matrices by name."""
         return {f"{kind}.{name}": getattr(self, kind)[name] for kind in ("low", "high") for name in MATRICES}
 
+    def take(self, changes: dict[str, Tensor]) -> None:
+        """Learned matrices as ``changes`` gives them; their rank becomes the model's."""
+        self.begin(changes[f"low.{MATRICES[0]}"].shape[1], 0)
+        with torch.no_grad():
+            for name, value in self.changes().items():
+                value.copy_(changes[name])
+
     def merge(self) -> None:
-        """Make the changes part of the base weights, and begin anew."""
+        """Make the changes part of the base weights; ``begin`` anew afterwards."""
         with torch.no_grad():
             for name in MATRICES:
                 self.base[name].add_(self.scale * (self.high[name] @ self.low[name]))
-        self.reset(1)
 
     def weights(self) -> dict[str, Tensor]:
         """The matrices in use, ``[layers, rows, cols]``, in the compute type; gradients reach the changes."""
@@ -108,22 +113,21 @@ class Llama(nn.Module):
             for name in MATRICES
         }
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Hidden values ``[batch, time, width]`` behind the last norm (float32), for rows of ``lengths`` tokens padded on
-        the right."""
-        hidden, _ = self._run(tokens, self.weights(), None)
-        return hidden
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Hidden values ``[batch, time, width]`` behind the last norm (float32); what pads rows on the right is seen by
+        nothing before it."""
+        return self.run(tokens, self.weights())
 
-    def log_probabilities(self, tokens: Tensor, lengths: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
+    def log_probabilities(self, tokens: Tensor, chunk: int = 4096) -> tuple[Tensor, Tensor]:
         """Of each token after the first, given those before it, and the entropies there (no gradient): ``[batch,
         time - 1]`` each, in float32. The logits are never held all at once."""
-        hidden = self.forward(tokens, lengths)[:, :-1].reshape(-1, self.shape.width)
+        hidden = self.forward(tokens)[:, :-1].reshape(-1, self.shape.width)
         targets = tokens[:, 1:].reshape(-1)
         found, spread = [], []
         for begin in range(0, hidden.shape[0], chunk):
             part, target = hidden[begin : begin + chunk], targets[begin : begin + chunk]
             if torch.is_grad_enabled():
-                values, entropy = torch.utils.checkpoint.checkpoint(self._picked, part, target, use_reentrant=False)
+                values, entropy = checkpoint(self._picked, part, target, use_reentrant=False)
             else:
                 values, entropy = self._picked(part, target)
             found.append(values)
@@ -137,13 +141,13 @@ class Llama(nn.Module):
             entropy = -(logits.exp() * logits).sum(-1)
         return logits.gather(-1, targets[:, None])[:, 0], entropy
 
-    def _run(self, tokens: Tensor, weights: dict[str, Tensor], keep: list[Tensor] | None) -> tuple[Tensor, None]:
-        """A whole sequence at once; keys and values go to ``keep``, two tensors a layer."""
+    def run(self, tokens: Tensor, weights: dict[str, Tensor], keep: list[Tensor] | None = None) -> Tensor:
+        """Whole sequences at once with given matrices; keys and values go to ``keep``, two tensors a layer."""
         shape = self.shape
         value = functional.embedding(tokens, self.embedding).to(self.dtype)
         cos, sin = rotation(torch.arange(tokens.shape[1], device=tokens.device), shape)
         for layer in range(shape.layers):
-            x = self._norm(value, self.norms[layer, 0])
+            x = self.norm(value, self.norms[layer, 0])
             q, k, v = (self._heads(x @ weights[name][layer].T) for name in ("q", "k", "v"))
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             if keep is not None:
@@ -153,15 +157,16 @@ class Llama(nn.Module):
                 q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1), is_causal=True
             )
             value = value + mixed.transpose(1, 2).flatten(2) @ weights["o"][layer].T
-            x = self._norm(value, self.norms[layer, 1])
+            x = self.norm(value, self.norms[layer, 1])
             inner = functional.silu(x @ weights["gate"][layer].T) * (x @ weights["up"][layer].T)
             value = value + inner @ weights["down"][layer].T
-        return self._norm(value.float(), self.last_norm), None
+        return self.norm(value.float(), self.last_norm)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+    def norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        """RMS norm, computed in float32."""
         wide = x.float()
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.shape.epsilon) * weight).to(x.dtype)
 

@@ -1,0 +1,336 @@
+"""Runs the experiment in slices: `python benchmarks/coder_experiment/run.py slice --minutes 9 --state DIR --out DIR`.
+
+Every command can be stopped and given again; it goes on where it was. See README.md for what runs where.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+LEFT, DONE = 3, 0
+
+
+def arguments(given: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, about in (
+        ("slice", "prepare, cold start, arms and tests, as far as the time goes"),
+        ("calibrate", "measure tokens, evaluations and steps for about a minute; fixes nothing"),
+        ("pilot", "20 steps at each of three learning rates, on a seed that no arm has"),
+        ("analyse", "results as JSON and Markdown, with intervals"),
+    ):
+        command = commands.add_parser(name, help=about)
+        command.add_argument("--state", type=Path, required=True, help="the run's folder")
+        command.add_argument("--out", type=Path, help="where to put what leaves the machine")
+        if name == "analyse":
+            command.add_argument("--seed", type=int, default=1)
+            continue
+        command.add_argument("--parts", type=Path, help="a folder with the state's parts of an earlier slice")
+        command.add_argument("--minutes", type=float, default=9.0)
+        command.add_argument("--model", default=f"/tmp/{MODEL}", help="the .gguf, or 'tiny' for a random one")
+        command.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
+        command.add_argument("--steps", type=int, default=50, help="of every arm")
+        command.add_argument("--seeds", type=int, default=2)
+        command.add_argument("--only", default="", help="names of arms, with commas; all where empty")
+        command.add_argument("--lr", type=float, default=1e-4)
+        command.add_argument("--prompts", type=int, default=16)
+        command.add_argument("--group", type=int, default=16)
+        command.add_argument("--micro", type=int, default=64)
+        command.add_argument("--prompt-tokens", type=int, default=320)
+        command.add_argument("--answer-tokens", type=int, default=192)
+        command.add_argument("--test-samples", type=int, default=8)
+        command.add_argument("--sft-epochs", type=float, default=2.0)
+        command.add_argument("--stop-at", type=float, default=0.45, help="correct share at which the cold start ends")
+        command.add_argument("--tasks", type=int, default=2000)
+        command.add_argument("--validation", type=int, default=128)
+        command.add_argument("--test", type=int, default=200)
+        command.add_argument("--answers", type=int, default=2600)
+        command.add_argument("--improve", type=int, default=1400)
+        command.add_argument("--elements", type=int, default=0, help="of a timed matrix; 0: the back end's usual")
+        command.add_argument("--data-seed", type=int, default=1)
+    return parser.parse_args(given)
+
+
+class Session:
+    """Everything that a command works with."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        import torch
+
+        from coder_experiment import llama, state
+        from coder_experiment.arms import SFT_RANK
+        from coder_experiment.evaluate import Evaluator
+        from coder_experiment.generate import Generator
+        from coder_experiment.tokens import Characters, Tokenizer
+        from coder_experiment.train import Bench, Grpo
+
+        self.options = options
+        self.end = time.monotonic() + 60 * options.minutes
+        if options.parts is not None:
+            state.unpack(options.parts, options.state)
+        self.folder = state.Folder(options.state)
+        cuda = options.backend == "cuda"
+        device = torch.device("cuda" if cuda else "cpu")
+        dtype = torch.bfloat16 if cuda else torch.float32
+        tokenizer: Tokenizer
+        if options.model == "tiny":
+            model, tokenizer = llama.Llama(llama.TINY, SFT_RANK, device, dtype), Characters()
+            model.randomise(0)
+        else:
+            model, tokenizer = llama.load(Path(options.model), SFT_RANK, device, dtype)
+        self.base = {name: value.detach().clone() for name, value in model.base.items()}
+        generator = Generator(
+            model,
+            tokenizer.end,
+            rows=options.prompts * options.group,
+            prompt=options.prompt_tokens,
+            answer=options.answer_tokens,
+        )
+        memo = self.folder.path / "memo.jsonl"
+        evaluator = Evaluator(options.backend, memo=memo, elements=options.elements)
+        self.bench = Bench(model, tokenizer, generator, evaluator, {})
+        self.grpo = Grpo(prompts=options.prompts, group=options.group, lr=options.lr, micro=options.micro)
+
+    def left(self) -> float:
+        """Seconds until the limit, less what packing takes."""
+        return self.end - time.monotonic() - 10
+
+    def data(self) -> Any:
+        """The data sets, made where they are not there."""
+        from coder_experiment import dataset
+
+        options, bench = self.options, self.bench
+        found = dataset.load(self.folder.path / "data")
+        if found is None:
+            sizes = dataset.Sizes(
+                options.tasks, options.validation, options.test, options.answers, options.improve
+            )
+            length = lambda text: len(bench.tokenizer.encode(text))  # noqa: E731
+            found = dataset.prepare(
+                bench.evaluator, options.data_seed, sizes, options.answer_tokens - 1, length, options.prompt_tokens
+            )
+            dataset.save(found, self.folder.path / "data")
+        bench.baselines = found.baselines
+        return found
+
+    def close(self) -> None:
+        """End the evaluator."""
+        self.bench.evaluator.close()
+
+
+def slice_(session: Session) -> int:
+    """As much of the experiment as the time allows."""
+    from coder_experiment import arms
+    from coder_experiment.arms import PARTIAL_SFT, Budget
+
+    options, bench, folder = session.options, session.bench, session.folder
+    budget = Budget(steps=options.steps, sft_epochs=options.sft_epochs, test_samples=options.test_samples)
+    folder.settle(
+        budget=asdict(budget), grpo=asdict(session.grpo), backend=options.backend, model=Path(options.model).name,
+        stop_at=options.stop_at,
+    )
+    began = time.monotonic()
+    data = session.data()
+    say(f"data: {len(data.cold_start)} answers, {len(data.train)} requests, {time.monotonic() - began:.0f} s")
+    say(f"generation: {bench.generator.recorded or 'eager'}")
+    if not (folder.path / "sft.pt").exists():
+        samples = max(1, budget.test_samples // 4)
+        if not arms.test(bench, folder, data, "base", samples, session.left):
+            return LEFT
+        if not arms.supervise(bench, folder, data, budget, PARTIAL_SFT, session.left, stop_at=options.stop_at):
+            return LEFT
+        say(f"cold start: {(folder.arm(PARTIAL_SFT) / 'done.json').read_text()}")
+    arms.start_from_sft(bench, folder, session.base)
+    if not arms.test(bench, folder, data, PARTIAL_SFT, budget.test_samples, session.left):
+        return LEFT
+    wanted = set(options.only.split(",")) - {""}
+    for arm in arms.arms(options.seeds):
+        if folder.result(arm.name).exists() or (wanted and arm.name not in wanted):
+            continue
+        if session.left() < 20:
+            return LEFT
+        started = time.monotonic()
+        if not _one(session, data, arm, budget):
+            return LEFT
+        say(f"{arm.name}: {time.monotonic() - started:.0f} s")
+    return DONE
+
+
+def _one(session: Session, data: Any, arm: Any, budget: Any) -> bool:
+    """An arm and its test."""
+    import torch
+
+    from coder_experiment import arms
+    from coder_experiment.state import load_tensors
+
+    bench, folder = session.bench, session.folder
+    finished = folder.arm(arm.name) / "changes.pt"
+    if arm.kind == "supervised":
+        with torch.no_grad():
+            for name, value in session.base.items():
+                bench.model.base[name].copy_(value)
+        bench.model.begin(arms.SFT_RANK, 0)
+    else:
+        arms.start_from_sft(bench, folder, session.base)
+    if finished.exists():
+        bench.model.take({key: value.float() for key, value in load_tensors(finished).items()})
+        bench.generator.refresh()
+    elif arm.kind == "supervised":
+        if not arms.supervise(bench, folder, data, budget, arm.name, session.left, stop_at=0.0):
+            return False
+    elif not arms.run_arm(bench, folder, data, arm, session.grpo, budget, session.left):
+        return False
+    return arms.test(bench, folder, data, arm.name, budget.test_samples, session.left)
+
+
+def calibrate(session: Session) -> int:
+    """Tokens a second, evaluations a minute and seconds of a step; on a small data set of its own."""
+    import torch
+
+    from coder_experiment import dataset, train
+    from coder_experiment.arms import Arm, choose
+
+    bench, options = session.bench, session.options
+    length = lambda text: len(bench.tokenizer.encode(text))  # noqa: E731
+    count = max(16, min(400, options.tasks))
+    began = time.monotonic()
+    sizes = dataset.Sizes(count, 8, 8, count, count // 2)
+    data = dataset.prepare(bench.evaluator, 77, sizes, options.answer_tokens - 1, length, options.prompt_tokens)
+    bench.baselines = data.baselines
+    spent = time.monotonic() - began
+    record: dict[str, Any] = {
+        "generation": bench.generator.recorded or "eager",
+        "prepare_seconds": round(spent, 1),
+        "evaluations": bench.evaluator.evaluated,
+        "evaluations_a_minute": round(60 * bench.evaluator.evaluated / max(bench.evaluator.seconds, 1e-9)),
+        "restarts": bench.evaluator.lane.restarts,
+    }
+    adam = train.optimiser(bench.model, 1e-3)
+    at, times = 0, []
+    while session.left() > 0.45 * 60 * options.minutes and at < 40:
+        rows = [data.cold_start[(at * 64 + k) % len(data.cold_start)] for k in range(64)]
+        started = time.monotonic()
+        loss = train.sft_step(bench, adam, rows, 1e-3)["loss"]
+        times.append(time.monotonic() - started)
+        at += 1
+    record |= {"sft_steps": at, "sft_step_seconds": round(min(times, default=0.0), 3), "sft_loss": round(loss, 3)}
+    bench.generator.refresh()
+    adam = train.optimiser(bench.model, 1e-4)
+    phases = []
+    arm = Arm("calibrate", "grpo", 99)
+    while session.left() > 3 and len(phases) < 6:
+        rows = choose(data.train, arm, options.prompts, len(phases))
+        before = bench.generator.steps, bench.generator.seconds, bench.evaluator.evaluated
+        step = train.grpo_step(bench, adam, rows, session.grpo, "rubric", step=len(phases), seed=99)
+        tokens = (bench.generator.steps - before[0]) * bench.generator.rows
+        phases.append(
+            {
+                **{name: round(value, 3) for name, value in step["seconds"].items()},
+                "tokens_a_second": round(tokens / max(bench.generator.seconds - before[1], 1e-9)),
+                "new_evaluations": bench.evaluator.evaluated - before[2],
+                "correct": round(step["correct"], 3),
+                "length": round(step["length"], 1),
+            }
+        )
+    record |= {"steps": phases, "restarts_after": bench.evaluator.lane.restarts}
+    if torch.cuda.is_available():
+        record["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 1)
+    say(json.dumps(record, indent=1))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / "calibrate.json").write_text(json.dumps(record, indent=1))
+    return DONE
+
+
+def pilot(session: Session) -> int:
+    """Validation reward after 20 steps at three learning rates; the arms take the best."""
+    from coder_experiment import arms, train
+    from coder_experiment.arms import Arm
+    from coder_experiment.state import append
+    from coder_experiment.train import Grpo
+
+    bench, folder, options = session.bench, session.folder, session.options
+    data = session.data()
+    if not (folder.path / "sft.pt").exists():
+        say("no cold start yet; give 'slice' first")
+        return LEFT
+    asked = arms._some(data.validation, 64, 11)
+    for lr in (5e-5, 1e-4, 2e-4):
+        arms.start_from_sft(bench, folder, session.base)
+        adam = train.optimiser(bench.model, lr)
+        settings = Grpo(prompts=options.prompts, group=options.group, lr=lr, micro=options.micro)
+        for step in range(20):
+            if session.left() < 10:
+                return LEFT
+            rows = arms.choose(data.train, Arm("pilot", "grpo", 100), options.prompts, step)
+            train.grpo_step(bench, adam, rows, settings, "rubric", step=step, seed=100)
+        found = train.rollouts(bench, asked, 4, "rubric", 990_000)
+        record = {"lr": lr, **train.summary(found, 4)}
+        append(folder.path / "pilot.jsonl", record)
+        say(json.dumps({key: record[key] for key in ("lr", "reward", "correct", "partial_hack_of_correct")}))
+    return DONE
+
+
+def table(folder: Any) -> str:
+    """A short one of what is there."""
+    from coder_experiment.state import lines
+
+    rows = ["model                 n      reward  rule    correct  hack   partial"]
+    for path in sorted(folder.path.glob("results/*.jsonl")):
+        records = [r for r in lines(path) if not r.get("dropped")]
+        n, correct = max(len(records), 1), max(sum(r["correct"] for r in records), 1)
+        rows.append(
+            f"{path.stem:<20} {n:>5} {sum(r['reward'] for r in records) / n:>9.3f}"
+            f" {sum(r['rule_reward'] for r in records) / n:>7.3f} {sum(r['correct'] for r in records) / n:>8.3f}"
+            f" {sum(r['hack'] for r in records) / n:>6.3f} {sum(r['partial_hack'] for r in records) / correct:>8.3f}"
+        )
+    return "\n".join(rows)
+
+
+def say(text: str) -> None:
+    """Print at once."""
+    print(text, flush=True)
+
+
+def main(given: list[str] | None = None) -> int:
+    """Run a command: 0 done, 3 something is left."""
+    options = arguments(given)
+    if options.command == "analyse":
+        from coder_experiment.analyse import write
+
+        write(options.state, options.out or options.state, options.seed)
+        say((options.out or options.state).joinpath("coder_experiment.md").read_text())
+        return DONE
+    os.environ.setdefault("OMP_NUM_THREADS", "4")
+    from coder_experiment import state
+    from provenance import gpu_provenance
+
+    session = Session(options)
+    try:
+        code = {"slice": slice_, "calibrate": calibrate, "pilot": pilot}[options.command](session)
+    finally:
+        session.close()
+    if options.command != "calibrate":
+        append = {"command": options.command, "seconds": round(60 * options.minutes - (session.end - time.monotonic()), 1)}
+        state.append(session.folder.path / "slices.jsonl", append | {"code": code} | gpu_provenance())
+        if options.out is not None:
+            for part in state.pack(session.folder.path, options.out):
+                say(f"{part.name}: {part.stat().st_size >> 20} MiB")
+        say(table(session.folder))
+    say("done" if code == DONE else "something is left; give the same command again")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
