@@ -10,6 +10,7 @@ import json
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.prompting import coder_prompt, coder_purpose
@@ -20,7 +21,11 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import ENTRY, Argument, Launcher, Manifest, Program
 from stitchcuda.reward.service_backends import Recorded
 from stitchcuda.task.model import Task
+from stitchcuda.training.checkpoint import Started, data_digest, write_started
+from stitchcuda.training.checkpoint_model import origin_of
+from stitchcuda.training.config import Kind, TrainConfig, make_config
 from stitchcuda.training.model import Built, Part, Row
+from stitchcuda.training.presets import preset
 from stitchcuda.training.reply import reply_of
 from stitchcuda.training.rows import write_dataset
 from stitchcuda.workflow.bench import LocalBench
@@ -116,9 +121,14 @@ def row(previous: Program | None, part: Part = "train", name: str = "double_relu
     )
 
 
-def write_rows(folder: Path) -> Path:
-    """A data set of both skills, three rows to train on and two that are held out."""
+def write_rows(folder: Path, *, short: bool = False) -> Path:
+    """A data set of both skills, three rows to train on and two that are held out; ``short`` cuts their prompts."""
     rows = [row(None), row(WRONG), row(BROKEN), row(None, "held_out", "other"), row(WRONG, "held_out", "other")]
+    if short:
+        rows = [
+            one.model_copy(update={"instructions": "write", "message": f"{at} {one.message[-200:]}"})
+            for at, one in enumerate(rows)
+        ]
     write_dataset(rows, Built(rows=5, found=5, tasks=2, by={}, dropped={}, skipped={}), folder)
     return folder
 
@@ -218,3 +228,35 @@ class QuickBackend:
     def close(self) -> None:
         """End its processes."""
         self._bench.__exit__(None, None, None)
+
+
+def settings(**changes: Any) -> TrainConfig:
+    """Of the preset for a processor, for a model whose replies are a word or two; looking at held-out rows."""
+    looks = {"every": 0, "rows": 2, "at_start": True, "at_end": True}
+    return make_config(preset("tiny-cpu"), {"lengths": {"completion": 2}, "held_out": looks}, changes)
+
+
+def started(kind: Kind, config: TrainConfig, data: Path, model: Path, compute: str = "local") -> Started:
+    """As the command starts it."""
+    origin = origin_of(str(model))
+    return Started(
+        kind=kind,
+        config=config,
+        base=origin.base,
+        merged=list(origin.merged),
+        data=str(data),
+        data_digest=data_digest(data),
+        compute=compute,
+    )
+
+
+def begun(folder: Path, started: Started) -> Path:
+    """The folder with what it was started with."""
+    folder.mkdir()
+    write_started(folder, started)
+    return folder
+
+
+def samples(folder: Path) -> list[dict[str, Any]]:
+    """What came of each completion."""
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]

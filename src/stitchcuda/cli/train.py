@@ -177,11 +177,12 @@ def _settings(
 def _begin(
     kind: Kind, config: TrainConfig, data: Path, model: str, out: Path, compute: str, target: str, as_json: bool
 ) -> None:
-    from stitchcuda.training.checkpoint import Started, data_digest, held, write_started
+    from stitchcuda.errors import StitchError
+    from stitchcuda.training.checkpoint import STARTED, Started, data_digest, held, latest, write_started
     from stitchcuda.training.checkpoint_model import origin_of, require_training
 
     require_training()
-    from stitchcuda.training.start import check_device, versions
+    from stitchcuda.training.start import check_device, processes, versions
 
     check_device(config)
     origin = origin_of(model)
@@ -199,7 +200,12 @@ def _begin(
     with held(out, main=_main()):
         if _main():
             write_started(out, started)
-        result = _run(started, out)
+        try:
+            result = _run(started, out)
+        except StitchError:
+            if _main() and latest(out, processes()) is None:
+                (out / STARTED).unlink()  # nothing was trained: the same folder may be tried with other settings
+            raise
     _tell(result, as_json)
 
 
