@@ -102,7 +102,7 @@ def _rows() -> Iterator[tuple[Row, Observed]]:
             source="journal",
             step=step,
             instructions="You write programs.",
-            message=f"Write {item.task} faster.",
+            message=f"Write {item.task} faster; request {item.id}.",
             completion=completion,
             answer=seen.program,
             evaluation=evaluation,

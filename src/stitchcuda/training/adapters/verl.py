@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from stitchcuda.errors import StitchError, ToolMissing
-from stitchcuda.training.adapters import manager_file, reward_file
 from stitchcuda.training.adapters.mapping import asked_of
 from stitchcuda.training.model import Row
 
@@ -89,6 +88,7 @@ def write_code(folder: Path) -> tuple[Path, Path]:
     """Put the reward function and the reward manager where every node of a cluster can read them."""
     folder.mkdir(parents=True, exist_ok=True)
     reward, manager = folder / REWARD_FILE, folder / MANAGER_FILE
-    shutil.copyfile(reward_file.__file__, reward)
-    shutil.copyfile(manager_file.__file__, manager)
+    here = Path(__file__).parent
+    shutil.copyfile(here / "reward_file.py", reward)
+    shutil.copyfile(here / "manager_file.py", manager)
     return reward, manager
