@@ -34,8 +34,8 @@ def test_a_setup_may_ask_for_variables_that_are_not_set_as_environments_do(tmp_p
 def test_the_script_is_written_by_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "worker.sh"
     command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", "slurm", "--spool", str(tmp_path)]
-    subprocess.run([*command, "--gpus", "0", "--out", str(out)], check=True, capture_output=True)
-    assert "--device cpu --until-empty" in out.read_text()
+    subprocess.run([*command, "--gpus", "0", "--unhidden", "--out", str(out)], check=True, capture_output=True)
+    assert "--device cpu --until-empty --unhidden\n" in out.read_text()
 
 
 @pytest.mark.parametrize("value", ["gpu\n#SBATCH --uid=0", "a b", "$(id)", "x;y"])

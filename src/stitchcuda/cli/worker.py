@@ -153,6 +153,7 @@ def slurm(
     account: str = typer.Option("", help="account"),
     setup: str = typer.Option("", help="a line run first, such as 'source /shared/venv/bin/activate'"),
     python: str = typer.Option("", help="Python with stitchcuda on the nodes; default: this one"),
+    unhidden: bool = typer.Option(False, "--unhidden", help="for nodes that cannot hide SPOOL from programs"),
     submit: bool = typer.Option(False, "--submit", help="hand it to sbatch at once"),
 ) -> None:
     """Write an sbatch script whose tasks are workers on SPOOL; each ends when nothing is left to do."""
@@ -170,6 +171,7 @@ def slurm(
         account=account,
         setup=setup,
         python=python,
+        unhidden=unhidden,
     )
     script = wanted.script()
     if out is not None:

@@ -86,7 +86,10 @@ class WorkerProcess:
             self.kill()
             if not sent:
                 raise WorkerDied(f"the worker process took no job within {START_SECONDS:g} s") from None
-            raise TimeLimit(f"the job took longer than its limit of {job.time_limit_s:g} s") from None
+            raise TimeLimit(
+                f"the job took longer than its limit of {job.time_limit_s:g} s, which is no verdict on a program; the "
+                "machine may be busy or stuck"
+            ) from None
         except OSError:
             data = None
         except BaseException:

@@ -36,6 +36,7 @@ class Slurm(BaseModel):
     account: str = ""
     setup: str = Field(default="", description="a shell line run first")
     python: str = Field(default="", description="of the nodes; empty: this one")
+    unhidden: bool = Field(default=False, description="work also where the spool cannot be hidden from programs")
 
     def script(self) -> str:
         """The script. Raises StitchError for a value that no #SBATCH line can hold."""
@@ -64,9 +65,10 @@ class Slurm(BaseModel):
             lines.append(self.setup)
         device = "cuda" if self.gpus else "cpu"
         spool, python = shlex.quote(str(self.spool)), shlex.quote(self.python or sys.executable)
+        more = " --unhidden" if self.unhidden else ""
         lines += [
             "# exec: the worker itself gets SIGTERM before the time is up, and puts its job back.",
-            f"exec {python} -m stitchcuda.cli.main worker --spool {spool} --device {device} --until-empty",
+            f"exec {python} -m stitchcuda.cli.main worker --spool {spool} --device {device} --until-empty{more}",
         ]
         return "\n".join(lines) + "\n"
 

@@ -173,10 +173,8 @@ class SpoolLane:
             try:
                 outcome = self._open_process().run(job, artifacts=Path(files))
             except TimeLimit as limit:
-                said = (
-                    f"{limit}; that is no verdict on a program: it may be a busy machine, or the job needs a longer one"
-                )
-                outcome = Outcome(job=job.id, kind=job.kind, failure=JobFailure(reason="time_limit", message=said))
+                failure = JobFailure(reason="time_limit", message=str(limit))
+                outcome = Outcome(job=job.id, kind=job.kind, failure=failure)
             except WorkerDied as death:
                 self._died(claimed, death)
                 return
