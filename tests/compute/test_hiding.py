@@ -48,7 +48,7 @@ sys.meta_path.insert(0, Loosened())
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("unhidden", [False, True])
+@pytest.mark.parametrize("unhidden", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_program_that_nothing_else_confines_cannot_write_into_a_spool_that_is_hidden(
     spool: SpoolCompute, tmp_path: Path, unhidden: bool
 ) -> None:
