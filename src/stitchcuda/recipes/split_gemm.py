@@ -113,15 +113,10 @@ def _activated(node: fx.Node) -> tuple[fx.Node, str]:
 
 def seconds(layer: Layer, device: Device, chosen: Tiling) -> tuple[float, float]:
     """Predicted time of the library's float32 product and of the split one; infinite where rates are not known."""
-    number = "".join(c for c in device.target.arch if c.isdigit())
-    bandwidth = 4e12 if number == "90" else 1.3e12
-    if device.ceilings is not None and {"fp32", "fp16"} <= device.ceilings.flops_per_second.keys():
-        single, half = (device.ceilings.flops_per_second[key] for key in ("fp32", "fp16"))
-        bandwidth = device.ceilings.copy_bytes_per_second
-    elif number in RATES:
-        single, half = RATES[number]
-    else:
+    known = rates(device)
+    if known is None:
         return 0.0, math.inf
+    single, half, bandwidth = known
     m, n, k = layer.m, layer.n, layer.k
     memory = 4 * (m * k + n * k + m * n) / bandwidth
     rows = m if m < 16 else -(-m // STOCK_TILE) * STOCK_TILE
@@ -132,6 +127,17 @@ def seconds(layer: Layer, device: Device, chosen: Tiling) -> tuple[float, float]
     idle = -(-tiles(m) * tiles(n) * parts // device.multiprocessors) / waves
     own = max(6 * padded * idle / (REACHED[chosen.wgmma] * half), memory) + 8 * m * k / bandwidth + 12e-6
     return stock, own
+
+
+def rates(device: Device) -> tuple[float, float, float] | None:
+    """Library float32 and peak float16 FLOP/s, and bytes per second; None where they are not known."""
+    number = "".join(c for c in device.target.arch if c.isdigit())
+    if device.ceilings is not None and {"fp32", "fp16"} <= device.ceilings.flops_per_second.keys():
+        single, half = (device.ceilings.flops_per_second[key] for key in ("fp32", "fp16"))
+        return single, half, device.ceilings.copy_bytes_per_second
+    if number not in RATES:
+        return None
+    return *RATES[number], 4e12 if number == "90" else 1.3e12
 
 
 def _rewrite(rewriter: Rewriter, layer: Layer, chosen: Tiling, saved: float) -> None:

@@ -103,6 +103,17 @@ def splits(m: int, n: int, k: int, multiprocessors: int, chosen: Tiling) -> int:
     return min((parts for parts in range(1, 17) if parts * 8 <= k_tiles or parts == 1), key=clocks)
 
 
+def settings(chosen: Tiling) -> str:
+    """The constants of a tiling, as the source defines them."""
+    config = {"K_TILE": chosen.k_tile, "STAGES": chosen.stages, "CLUSTER": chosen.cluster}
+    config |= {"ROUND": chosen.round} if chosen.wgmma else {"PROMOTE_TILES": max(1, chosen.promote // chosen.k_tile)}
+    lines = [f"#define SPLIT_GEMM_WGMMA {int(chosen.wgmma)}"]
+    if chosen.wgmma:
+        lines.append(f"constexpr bool STREAM_WEIGHTS = {str(chosen.stream).lower()};")
+    lines += [f"constexpr int {name} = {value};" for name, value in config.items()]
+    return "\n".join(lines)
+
+
 def source(chosen: Tiling) -> str:
     """The CUDA source with both launchers.
 
@@ -112,11 +123,5 @@ def source(chosen: Tiling) -> str:
     ``activation(x · wᵀ + bias)`` with scratch ``x_image`` (as above), ``x_rows`` (``2 * tiles(m) * TILE`` int32) and
     ``partials`` (``splits * m * n`` floats, null when splits is 1).
     """
-    config = {"K_TILE": chosen.k_tile, "STAGES": chosen.stages, "CLUSTER": chosen.cluster}
-    config |= {"ROUND": chosen.round} if chosen.wgmma else {"PROMOTE_TILES": max(1, chosen.promote // chosen.k_tile)}
-    lines = [f"#define SPLIT_GEMM_WGMMA {int(chosen.wgmma)}"]
-    if chosen.wgmma:
-        lines.append(f"constexpr bool STREAM_WEIGHTS = {str(chosen.stream).lower()};")
-    lines += [f"constexpr int {name} = {value};" for name, value in config.items()]
-    text = TEMPLATE.read_text().replace("// @CONFIG@", "\n".join(lines))
+    text = TEMPLATE.read_text().replace("// @CONFIG@", settings(chosen))
     return text.replace("@PACK@", chosen.pack).replace("@LINEAR@", chosen.linear)

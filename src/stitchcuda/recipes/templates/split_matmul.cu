@@ -1,0 +1,387 @@
+// out = a · b in float32 accuracy on the tensor cores' float16 pipe, for two operands that both change at every call.
+//
+// As in the linear layer's kernel, each row of a and each column of b is scaled by a power of two so that its largest
+// value lies in [2^14, 2^15), and split into hi + lo, both float16; hi·hi + hi·lo + lo·hi is summed in float32. Two
+// passes over memory make the images: `largest_values` finds the magnitudes, `split_tiles` writes the tiles, those
+// first that were read last. Both operands are [batches, rows, columns] here, columns being summed over, and contiguous
+// along either rows or columns.
+//
+// Tiles of zeros are noted, and a product runs over the part of K between the first and the last tile where neither
+// operand is zero. Rows with an infinity or NaN are zeros in the image; `finish` computes their outputs plainly.
+// @HEAD@
+
+constexpr int PASS_THREADS = SPLIT_THREADS / 2;
+constexpr int PASS_WARPS = PASS_THREADS / 32;
+constexpr int MOST_CHUNKS = 64, LEAST_CHUNK = 512;
+constexpr int PLAIN = 0x7fffffff;  // in place of the exponent of a row that is not finite
+
+struct Operand {
+  const float* x;
+  long long batch_step, row_step, column_step;  // elements; row_step or column_step is 1
+  __half* image;                                // [batches, row tiles, column tiles, 2, TILE, K_TILE]
+  int* exponents;                               // [batches, rows]: x = image * 2^exponent, or PLAIN
+  unsigned* parts;  // [batches, chunks, rows]: largest finite magnitude in a chunk of columns, top bit: not all finite
+  int* occupied;    // [batches, row tiles, column tiles]: 0 where a tile is all zeros
+  int batches, rows, columns, chunks, chunk;
+  int vector;  // 16-byte loads are aligned
+};
+
+static __host__ __device__ __forceinline__ int pieces(int size, int piece) { return (size + piece - 1) / piece; }
+
+// Four neighbours in memory, zeros from the `left`-th on.
+static __device__ __forceinline__ float4 load_four(const float* from, int left, int vector) {
+  if (vector && left >= 4) return *reinterpret_cast<const float4*>(from);
+  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (left > 0) v.x = from[0];
+  if (left > 1) v.y = from[1];
+  if (left > 2) v.z = from[2];
+  if (left > 3) v.w = from[3];
+  return v;
+}
+
+// Magnitudes as `parts` holds them.
+static __device__ __forceinline__ unsigned noted(float value) {
+  const unsigned bits = __float_as_uint(value) & 0x7fffffffu;
+  return bits < 0x7f800000u ? bits : 0x80000000u;
+}
+static __device__ __forceinline__ unsigned both(unsigned a, unsigned b) {
+  const unsigned x = a & 0x7fffffffu, y = b & 0x7fffffffu;
+  return (x > y ? x : y) | ((a | b) & 0x80000000u);
+}
+static __device__ __forceinline__ unsigned noted(const float4& v) {
+  return both(both(noted(v.x), noted(v.y)), both(noted(v.z), noted(v.w)));
+}
+
+// Blocks of `largest_values` for an operand; consecutive blocks read neighbouring memory.
+static __host__ __device__ __forceinline__ long long largest_blocks(const Operand& p) {
+  return (long long)p.batches * p.chunks * pieces(p.rows, p.column_step == 1 ? PASS_WARPS : TILE);
+}
+
+// A warp for a row, or for every eighth column of 128 rows.
+static __device__ __forceinline__ void largest_of(const Operand& p, long long block, unsigned (*shared)[TILE]) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (p.column_step == 1) {
+    const int groups = pieces(p.rows, PASS_WARPS);
+    const int chunk = (int)(block % p.chunks), batch = (int)(block / p.chunks / groups);
+    const int row = (int)(block / p.chunks % groups) * PASS_WARPS + warp;
+    if (row >= p.rows) return;
+    const float* x = p.x + batch * p.batch_step + row * p.row_step;
+    const int end = p.columns < (chunk + 1) * p.chunk ? p.columns : (chunk + 1) * p.chunk;
+    unsigned largest = 0;
+#pragma unroll 4
+    for (int c = chunk * p.chunk + lane * 4; c < end; c += 128)
+      largest = both(largest, noted(load_four(x + c, end - c, p.vector)));
+#pragma unroll
+    for (int offset = 16; offset > 0; offset >>= 1)
+      largest = both(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
+    if (lane == 0) p.parts[((long long)batch * p.chunks + chunk) * p.rows + row] = largest;
+    return;
+  }
+  const int groups = pieces(p.rows, TILE);
+  const int row = (int)(block % groups) * TILE + lane * 4;
+  const int chunk = (int)(block / groups % p.chunks), batch = (int)(block / groups / p.chunks);
+  const float* x = p.x + batch * p.batch_step + row;
+  const int end = p.columns < (chunk + 1) * p.chunk ? p.columns : (chunk + 1) * p.chunk;
+  unsigned largest[4] = {0, 0, 0, 0};
+#pragma unroll 8
+  for (int c = chunk * p.chunk + warp; c < end; c += PASS_WARPS) {
+    const float4 v = load_four(x + c * p.column_step, p.rows - row, p.vector);
+    largest[0] = both(largest[0], noted(v.x)), largest[1] = both(largest[1], noted(v.y));
+    largest[2] = both(largest[2], noted(v.z)), largest[3] = both(largest[3], noted(v.w));
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) shared[warp][lane * 4 + i] = largest[i];
+  __syncthreads();
+  const int mine = (int)(block % groups) * TILE + (int)threadIdx.x;
+  if (threadIdx.x >= TILE || mine >= p.rows) return;
+  unsigned all = 0;
+#pragma unroll
+  for (int i = 0; i < PASS_WARPS; ++i) all = both(all, shared[i][threadIdx.x]);
+  p.parts[((long long)batch * p.chunks + chunk) * p.rows + mine] = all;
+}
+
+static __global__ void __launch_bounds__(PASS_THREADS) largest_values(const Operand a, const Operand b) {
+  __shared__ unsigned shared[PASS_WARPS][TILE];
+  const long long block = blockIdx.x, first = largest_blocks(a);
+  if (block < first) largest_of(a, block, shared);
+  else largest_of(b, block - first, shared);
+}
+
+// The exponent that brings a row whose `parts` joined to `largest` into float16's range.
+static __device__ __forceinline__ int exponent_of(unsigned largest) {
+  if (largest & 0x80000000u) return PLAIN;
+  const int biased = (int)(largest >> 23);
+  return largest == 0 ? 0 : (biased == 0 ? 1 : biased) - 127 - 14;
+}
+
+// Scales eight neighbours along K, splits them, and stores 16 bytes of hi and of lo.
+static __device__ __forceinline__ void store_split(const float (&values)[8], int exponent, __half* to) {
+  const int half_way = exponent == PLAIN ? 0 : -exponent / 2;
+  const float scale = exponent == PLAIN ? 0.f : __uint_as_float((unsigned)(127 + half_way) << 23);
+  const float rest = exponent == PLAIN ? 0.f : __uint_as_float((unsigned)(127 - exponent - half_way) << 23);
+  __half hi[8], lo[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float v = exponent == PLAIN ? 0.f : values[i] * scale * rest;
+    hi[i] = __float2half_rn(v);
+    lo[i] = __float2half_rn(v - __half2float(hi[i]));
+  }
+  *reinterpret_cast<uint4*>(to) =
+      make_uint4(packed(hi[0], hi[1]), packed(hi[2], hi[3]), packed(hi[4], hi[5]), packed(hi[6], hi[7]));
+  *reinterpret_cast<uint4*>(to + PLANE) =
+      make_uint4(packed(lo[0], lo[1]), packed(lo[2], lo[3]), packed(lo[4], lo[5]), packed(lo[6], lo[7]));
+}
+
+static __host__ __device__ __forceinline__ long long split_blocks(const Operand& p) {
+  return (long long)p.batches * pieces(p.rows, TILE) * pieces(p.columns, K_TILE);
+}
+
+// One tile of an operand.
+static __device__ __forceinline__ void split_of(const Operand& p, long long block, int* exponents, int* any) {
+  const int row_tiles = pieces(p.rows, TILE), tiles = pieces(p.columns, K_TILE);
+  const bool along = p.column_step == 1;
+  const int tile = (int)(along ? block % tiles : block / row_tiles % tiles);
+  const int row_tile = (int)(along ? block / tiles % row_tiles : block % row_tiles);
+  const int batch = (int)(block / ((long long)tiles * row_tiles));
+  const int thread = (int)threadIdx.x;
+  if (thread < TILE) {
+    const int row = row_tile * TILE + thread;
+    unsigned largest = 0;
+    if (row < p.rows) {
+      const unsigned* parts = p.parts + (long long)batch * p.chunks * p.rows + row;
+#pragma unroll 4
+      for (int i = 0; i < p.chunks; ++i) largest = both(largest, parts[(long long)i * p.rows]);
+    }
+    const int exponent = exponent_of(largest);
+    exponents[thread] = exponent;
+    if (tile == 0 && row < p.rows) p.exponents[(long long)batch * p.rows + row] = exponent;
+  }
+  if (thread == 0) *any = 0;
+  __syncthreads();
+  const long long place = ((long long)batch * row_tiles + row_tile) * tiles + tile;
+  __half* image = p.image + place * (2 * PLANE);
+  const float* x = p.x + batch * p.batch_step;
+  unsigned nonzero = 0;
+#pragma unroll
+  for (int i = 0; i < TILE * CHUNKS / PASS_THREADS; ++i) {
+    // Along rows a warp reads four of them; across, 32 at a time, and a thread stores neighbouring pieces.
+    const int row = along ? (i * PASS_THREADS + thread) / CHUNKS : thread % TILE;
+    const int chunk = along ? thread % CHUNKS : thread / TILE * (TILE * CHUNKS / PASS_THREADS) + i;
+    const int column = tile * K_TILE + chunk * 8, at_row = row_tile * TILE + row;
+    const int left = at_row < p.rows ? p.columns - column : 0;
+    float values[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+    if (along && left > 0) {
+      const float* from = x + at_row * p.row_step + column;
+      const float4 v = load_four(from, left, p.vector), w = load_four(from + 4, left - 4, p.vector);
+      values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
+      values[4] = w.x, values[5] = w.y, values[6] = w.z, values[7] = w.w;
+    } else if (left > 0) {
+      const float* from = x + at_row + column * p.column_step;
+#pragma unroll
+      for (int j = 0; j < 8; ++j)
+        if (j < left) values[j] = from[j * p.column_step];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; ++j) nonzero |= __float_as_uint(values[j]) << 1;
+    store_split(values, exponents[row], image + row * K_TILE + swizzled(row, chunk) * 8);
+  }
+  if (nonzero != 0) *any = 1;
+  __syncthreads();
+  if (thread == 0) p.occupied[place] = *any;
+}
+
+// In the reverse order of `largest_values`: what was read last is in L2 still.
+static __global__ void __launch_bounds__(PASS_THREADS) split_tiles(const Operand a, const Operand b) {
+  __shared__ int exponents[TILE];
+  __shared__ int any;
+  const long long first = split_blocks(a), block = first + split_blocks(b) - 1 - blockIdx.x;
+  if (block < first) split_of(a, block, exponents, &any);
+  else split_of(b, block - first, exponents, &any);
+}
+
+enum Kept { ALL = 0, LOWER = 1, UPPER = 2 };
+
+struct Gemm {
+  const __half* a;  // image of a: rows of it
+  const __half* b;  // image of b: columns of it
+  const int* a_exponents;
+  const int* b_exponents;
+  const int* a_occupied;
+  const int* b_occupied;
+  const float* a_values;
+  const float* b_values;
+  long long a_batch_step, a_row_step, a_k_step, b_batch_step, b_column_step, b_k_step;
+  float* out;       // [batches, m, n]
+  float* partials;  // [splits, batches, m, n] if splits > 1
+  int batches, m, n, k, splits;
+  int kept, diagonal;  // LOWER keeps columns up to row + diagonal, UPPER those from there on; others are zero
+  bool a_shared, b_shared;  // one matrix for all batches
+};
+
+// What a block computes: an output tile over a range of K's tiles.
+struct Work {
+  long long a_tile, b_tile;  // places in the images
+  int batch, split, row, column, first, last;
+};
+
+static __device__ __forceinline__ Work work_of(const Gemm& p, int k_tiles) {
+  Work work;
+  work.batch = (int)blockIdx.z / p.splits;
+  work.split = (int)blockIdx.z % p.splits;
+  const int m_tiles = (int)gridDim.x, n_tiles = pieces(p.n, TILE);
+  int m_tile = (int)blockIdx.x, n_tile = (int)blockIdx.y;
+  // Of triangular operands the longest products come first.
+  if (p.kept == LOWER) m_tile = m_tiles - 1 - m_tile;
+  if (p.kept == UPPER) n_tile = ((int)gridDim.y / CLUSTER - 1 - n_tile / CLUSTER) * CLUSTER + n_tile % CLUSTER;
+  // A cluster shares the tiles of a, so all of it runs over the same range.
+  const int n_first = n_tile / CLUSTER * CLUSTER;
+  work.row = m_tile * TILE;
+  work.column = n_tile * TILE;
+  work.first = (int)((long long)k_tiles * work.split / p.splits);
+  work.last = (int)((long long)k_tiles * (work.split + 1) / p.splits);
+  if (p.kept == LOWER && n_first * TILE > work.row + TILE - 1 + p.diagonal) work.last = work.first;
+  if (p.kept == UPPER && (n_first + CLUSTER) * TILE - 1 < work.row + p.diagonal) work.last = work.first;
+  const long long b_first = p.b_shared ? 0 : (long long)work.batch * n_tiles;
+  work.a_tile = (p.a_shared ? 0 : (long long)work.batch * m_tiles) + m_tile;
+  work.b_tile = b_first + (n_tile < n_tiles ? n_tile : n_tiles - 1);
+  int low = work.last, high = work.first;
+  for (int i = work.first + (int)threadIdx.x % 32; i < work.last; i += 32) {
+    int occupied = 0;
+#pragma unroll
+    for (int j = 0; j < CLUSTER; ++j) {
+      const int other = n_first + j < n_tiles ? n_first + j : n_tiles - 1;
+      occupied |= p.b_occupied[(b_first + other) * k_tiles + i];
+    }
+    if (occupied == 0 || p.a_occupied[work.a_tile * k_tiles + i] == 0) continue;
+    low = i < low ? i : low;
+    high = i + 1;
+  }
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    const int lower = __shfl_xor_sync(0xffffffffu, low, offset), higher = __shfl_xor_sync(0xffffffffu, high, offset);
+    low = lower < low ? lower : low;
+    high = higher > high ? higher : high;
+  }
+  work.first = low;
+  work.last = high > low ? high : low;
+  return work;
+}
+
+// An output whose row of a, or column of b, is not finite.
+static __device__ __noinline__ float plain(const Gemm& p, int batch, int row, int column) {
+  const float* a = p.a_values + batch * p.a_batch_step + row * p.a_row_step;
+  const float* b = p.b_values + batch * p.b_batch_step + column * p.b_column_step;
+  float sum = 0.f;
+  for (int k = 0; k < p.k; ++k) sum = fmaf(a[k * p.a_k_step], b[k * p.b_k_step], sum);
+  return sum;
+}
+
+// An output from its sum over K.
+static __device__ __forceinline__ float finish(const Gemm& p, int batch, int row, int column, float sum) {
+  if (p.kept == LOWER && column > row + p.diagonal) return 0.f;
+  if (p.kept == UPPER && column < row + p.diagonal) return 0.f;
+  const int a = p.a_exponents[(p.a_shared ? 0 : (long long)batch * p.m) + row];
+  const int b = p.b_exponents[(p.b_shared ? 0 : (long long)batch * p.n) + column];
+  if (a == PLAIN || b == PLAIN) return plain(p, batch, row, column);
+  return ldexpf(sum, a + b);
+}
+
+// Two neighbouring columns of a row.
+static __device__ __forceinline__ void store_pair(const Gemm& p, const Work& work, int row, int column, float a,
+                                                  float b) {
+  if (row >= p.m || column >= p.n) return;
+  const long long at = ((long long)work.batch * p.m + row) * p.n + column;
+  const bool second = column + 1 < p.n;
+  float* to = p.out + at;
+  if (p.splits > 1) {
+    to = p.partials + (long long)work.split * p.batches * p.m * p.n + at;
+  } else {
+    a = finish(p, work.batch, row, column, a);
+    if (second) b = finish(p, work.batch, row, column + 1, b);
+  }
+  if (p.n % 2 == 0) {
+    *reinterpret_cast<float2*>(to) = make_float2(a, b);
+  } else {
+    to[0] = a;
+    if (second) to[1] = b;
+  }
+}
+
+// Adds the parts of a K that was cut, in order.
+static __global__ void __launch_bounds__(256) split_add_parts(const __grid_constant__ Gemm p) {
+  const long long size = (long long)p.batches * p.m * p.n;
+  const long long at = blockIdx.x * 256ll + threadIdx.x;
+  if (at >= size) return;
+  float sum = 0.f;
+  for (int split = 0; split < p.splits; ++split) sum += p.partials[split * size + at];
+  const long long row = at / p.n;
+  p.out[at] = finish(p, (int)(row / p.m), (int)(row % p.m), (int)(at % p.n), sum);
+}
+
+// @MULTIPLY@
+
+// Room for the notes on an operand, of whose exponents, parts and occupied tiles `notes` is the next free place.
+static Operand operand(const float* x, __half* image, int*& notes, long long batches, long long rows, long long columns,
+                       long long batch_step, long long row_step, long long column_step) {
+  Operand p = {x, batch_step, row_step, column_step, image};
+  p.batches = batch_step == 0 ? 1 : (int)batches;
+  p.rows = (int)rows;
+  p.columns = (int)columns;
+  const int least = pieces(pieces(p.columns, MOST_CHUNKS), K_TILE) * K_TILE;
+  p.chunk = least > LEAST_CHUNK ? least : LEAST_CHUNK;
+  p.chunks = pieces(p.columns, p.chunk);
+  p.exponents = notes;
+  notes += (long long)p.batches * rows;
+  p.parts = reinterpret_cast<unsigned*>(notes);
+  notes += (long long)p.batches * p.chunks * rows;
+  p.occupied = notes;
+  notes += split_blocks(p);
+  const long long steps = batch_step | (column_step == 1 ? row_step : column_step);
+  p.vector = steps % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
+  return p;
+}
+
+// out = a · b over batches, rows m, columns n and sums k, with what lies beyond the kept triangle zero. Steps are
+// elements between neighbours along each dimension of a [batch, m, k] and b [batch, k, n]; a batch step of 0 shares the
+// matrix. partials is needed if K is cut in several splits.
+extern "C" int @MATMUL@(const float* a, const float* b, float* out, __half* a_image, __half* b_image, int* notes,
+                        float* partials, long long batches, long long m, long long n, long long k,
+                        long long a_batch_step, long long a_row_step, long long a_k_step, long long b_batch_step,
+                        long long b_k_step, long long b_column_step, long long splits, long long kept,
+                        long long diagonal, void* stream) {
+  const cudaStream_t on = static_cast<cudaStream_t>(stream);
+  Operand left = operand(a, a_image, notes, batches, m, k, a_batch_step, a_row_step, a_k_step);
+  Operand right = operand(b, b_image, notes, batches, n, k, b_batch_step, b_column_step, b_k_step);
+  void* operands[] = {&left, &right};
+  const dim3 reading((unsigned)(largest_blocks(left) + largest_blocks(right)));
+  cudaError_t error = cudaLaunchKernel(largest_values, reading, dim3(PASS_THREADS), operands, 0, on);
+  if (error != cudaSuccess) return (int)error;
+  const dim3 writing((unsigned)(split_blocks(left) + split_blocks(right)));
+  error = cudaLaunchKernel(split_tiles, writing, dim3(PASS_THREADS), operands, 0, on);
+  if (error != cudaSuccess) return (int)error;
+  error = cudaFuncSetAttribute(split_multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
+  if (error != cudaSuccess) return (int)error;
+  Gemm gemm = {a_image, b_image, left.exponents, right.exponents, left.occupied, right.occupied, a, b,
+               a_batch_step, a_row_step, a_k_step, b_batch_step, b_column_step, b_k_step, out, partials,
+               (int)batches, (int)m, (int)n, (int)k, (int)splits, (int)kept, (int)diagonal,
+               a_batch_step == 0, b_batch_step == 0};
+  void* arguments[] = {&gemm};
+  const int n_tiles = pieces((int)n, TILE);
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = 1;
+  cluster.val.clusterDim.y = CLUSTER;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3((unsigned)pieces((int)m, TILE), (unsigned)(pieces(n_tiles, CLUSTER) * CLUSTER),
+                        (unsigned)(batches * splits));
+  config.blockDim = dim3(THREADS);
+  config.dynamicSmemBytes = SHARED_BYTES;
+  config.stream = on;
+  config.attrs = &cluster;
+  config.numAttrs = CLUSTER > 1 ? 1 : 0;
+  error = cudaLaunchKernelEx(&config, split_multiply, gemm);
+  if (error != cudaSuccess || splits == 1) return (int)error;
+  const dim3 adding((unsigned)((batches * m * n + 255) / 256));
+  return (int)cudaLaunchKernel(split_add_parts, adding, dim3(256), arguments, 0, on);
+}
