@@ -3,6 +3,7 @@
     python benchmarks/profile_level3.py --root KERNELBENCH [--slice-seconds 480] [--counters 3]
     python benchmarks/profile_level3.py --merge A.json B.json
     python benchmarks/profile_level3.py --render
+    python benchmarks/profile_level3.py --rejudge benchmarks/results/profile_truth.json
 
 Each task runs under Nsight Systems (--cuda-graph-trace=node) and under torch.profiler (Kineto), and its longest kernels
 under Nsight Compute. Both tools must agree on the sum of device time within 5 %, and the time that the device is busy
@@ -13,6 +14,10 @@ On several GPUs, start it once for each with CUDA_VISIBLE_DEVICES, some of the t
 merge those. Every finished task is added to the result file (and the .md page beside it) at once; what the file holds
 is skipped next time. Works from a plain checkout. Exit status: 0 all tasks are there and agree, 1 one disagrees or
 failed, 3 the slice is over and tasks are left. With ``--target cpu`` (to try it) there is Kineto alone.
+
+``--rejudge FILE`` applies this checkout's rules to the counters and timelines that the results hold, with the ceilings
+in FILE, a result of ``profile_truth.py`` on the same kind of GPU, and writes the digests anew. The coarse labels of
+whole calls and the first suggestions stay; nothing is measured.
 """
 
 from __future__ import annotations
@@ -38,9 +43,11 @@ from stitchcuda.hardware.detect import detect  # noqa: E402
 from stitchcuda.hardware.model import Device  # noqa: E402
 from stitchcuda.profiling.capture import Subject, Taken, record  # noqa: E402
 from stitchcuda.profiling.counting import Counted, count  # noqa: E402
+from stitchcuda.profiling.diagnosis import rank  # noqa: E402
 from stitchcuda.profiling.digest import digest  # noqa: E402
 from stitchcuda.profiling.model import Profile  # noqa: E402
-from stitchcuda.profiling.profiler import from_recording  # noqa: E402
+from stitchcuda.profiling.profiler import cause_by_kernels, from_recording  # noqa: E402
+from stitchcuda.profiling.rules import call_cause  # noqa: E402
 from stitchcuda.task.loader import load_task  # noqa: E402
 
 TASKS = (2, 18, 19, 21, 22, 23, 24, 32, 38, 39)
@@ -103,6 +110,19 @@ def summary(taken: Taken, subject: Subject, device: Device, counted: Counted) ->
         precision=subject.task.precision,
         counters=counted.kernels,
     )
+
+
+def rejudge(entry: dict[str, Any], device: Device | None) -> dict[str, Any]:
+    """The entry with its kernels' diagnoses, the call's cause and the digest as this checkout tells them."""
+    if not entry.get("profile"):
+        return entry
+    profile = Profile.model_validate(entry["profile"])
+    ranked = rank(profile.counters, profile.kernels, profile.timeline.wall_seconds, device=device)
+    cause, _ = call_cause(profile.timeline, device)
+    if cause == "none":
+        cause = cause_by_kernels(profile.bottleneck, ranked)
+    profile = profile.model_copy(update={"diagnoses": ranked, "cause": cause})
+    return entry | {"profile": profile.model_dump(mode="json"), "digest": digest(profile)}
 
 
 def times(taken: Taken, profile: Profile) -> dict[str, Any]:
@@ -173,7 +193,10 @@ def page(document: dict[str, Any]) -> str:
         parts += [item.get("digest", ""), ""]
     where = items[-1]["provenance"] if items else {}
     facts = [f"{key} {where[key]}" for key in ("gpu", "driver", "cuda", "torch", "commit", "date") if where.get(key)]
-    parts += [f"`{document['command']}`; {'; '.join(facts)}."]
+    again = (
+        " Kernels' diagnoses and digests by later rules, of the same measurements." if document.get("rejudged") else ""
+    )
+    parts += [f"`{document['command']}`; {'; '.join(facts)}.{again}"]
     return "\n".join(parts) + "\n"
 
 
@@ -200,6 +223,7 @@ def main() -> int:
     parser.add_argument("--no-ceilings", action="store_true", help="do not measure the device's ceilings (10 s)")
     parser.add_argument("--merge", nargs="*", type=Path, default=[], help="take the items of these result files in")
     parser.add_argument("--render", action="store_true", help="write the .md page of the result file again")
+    parser.add_argument("--rejudge", type=Path, help="apply the rules again, with the ceilings of this result file")
     options = parser.parse_args()
     document: dict[str, Any] = {"command": "python benchmarks/profile_level3.py", "items": []}
     if options.results.is_file():
@@ -210,7 +234,12 @@ def main() -> int:
         fresh = {item["task"] for item in more}
         document["items"] = sort([i for i in document["items"] if i["task"] not in fresh] + more, names)
         write_json(options.results, document)
-    if not (options.render or options.merge):
+    if options.rejudge:
+        device = Device.model_validate(json.loads(options.rejudge.read_text())["device"])
+        document["items"] = [rejudge(item, device) for item in document["items"]]
+        document["rejudged"] = True
+        write_json(options.results, document)
+    if not (options.render or options.merge or options.rejudge):
         work(names, options, document)
     write_text(options.results.with_suffix(".md"), page(document))
     done = {item["task"]: item for item in document["items"]}

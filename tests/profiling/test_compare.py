@@ -92,3 +92,21 @@ def test_the_digest_is_short_and_every_time_has_its_unit() -> None:
     assert len(text) < 2400  # about 600 tokens
     for part in ("wall 10 ms", "launching 1 ms (10%, host)", "aten::mm 4 ms (40%)", "First: fuse them"):
         assert part in text
+
+
+def test_the_digest_says_of_which_call_the_critical_path_is() -> None:
+    path = [
+        PathPart(where="host", what="launching", seconds=24e-3, share=0.8, count=9),
+        PathPart(where="device", what="sgemm", seconds=6e-3, share=0.2, count=2),
+    ]
+    slowed = BEFORE.model_copy(update={"critical_path": path})
+    assert slowed.slowed == pytest.approx(3.0)
+    assert "critical path of a recorded call, 3.0x as long as without the profiler" in digest(slowed)
+    as_long = [part.model_copy(update={"seconds": part.seconds / 3}) for part in path]
+    assert "- critical path: launching" in digest(BEFORE.model_copy(update={"critical_path": as_long}))
+    assert BEFORE.slowed == 0
+
+
+def test_why_something_was_not_measured_is_told_before_what_the_tool_says_of_every_recording() -> None:
+    remarks = ["nsys says: Not all CUDA events", "nsys says: Not all NVTX events", "without counters: ERR_NVGPUCTRPERM"]
+    assert "Note: without counters" in digest(BEFORE.model_copy(update={"remarks": remarks}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 from typing import Any, get_args
 
@@ -186,8 +187,53 @@ def test_diagnoses_are_ranked_by_the_gain_of_the_whole_call() -> None:
     assert ranked[1].program_gain < 1.02
 
 
-def test_names_agree_between_tools() -> None:
-    assert short("void a::(anonymous namespace)::k<int, 4>(float *)") == short("void a::<unnamed>::k<int,4>(float*)")
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("void a::(anonymous namespace)::k<int, 4>(float *)", "void a::<unnamed>::k<int,4>(float*)"),
+        (
+            "void elemWiseRNNcell<float, (cudnnRNNMode_t)2, (unsigned long)3, (bool)1>(int, T1 *)",
+            "void elemWiseRNNcell<float, 2, 3, 1>(int, const T1 *)",
+        ),
+        (
+            "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::impl<at::native::Add<float>>"
+            "(at::TensorIteratorBase &)::[lambda(int) (instance 1)]>(int, T3)",
+            "void at::elementwise_kernel<128, 2, void at::impl<at::Add<float>>"
+            "(at::TensorIteratorBase &)::[lambda(int) (instance 1)]>(int, T3)",
+        ),
+        ("void at::k<(bool)0>(int)", "void at::native::k<false>(int)"),
+        (
+            "void at::e<2, at::f(at::Base&)::{lambda(int)#1}>(int)",
+            "void at::native::e<(int)2, at::f(at::Base &)::[lambda(int) (instance 1)]>(int)",
+        ),
+    ],
+)
+def test_names_agree_between_tools(one: str, other: str) -> None:
+    assert short(one) == short(other)
+
+
+def test_instances_of_one_template_are_different_kernels() -> None:
+    relu = "void at::native::elementwise<(int)4, at::native::clamp(at::Base &)::[lambda()]>(int, T2)"
+    assert short(relu) != short(relu.replace("clamp", "add"))
+    assert short(relu) != short(relu.replace("(int)4", "(int)2"))
+
+
+def test_a_kernel_that_two_tools_spell_differently_and_two_operators_launch_counts_whole() -> None:
+    counted = CASES["dram_bandwidth"].model_copy(update={"name": "void at::k<4, 1>(int)"})
+    spelled = "void at::native::k<(int)4, (bool)1>(int)"
+    times = [
+        KernelTime(name=spelled, seconds=6e-3, share=0.6, calls=3000, origin="framework", operator="aten::add"),
+        KernelTime(name=spelled, seconds=2e-3, share=0.2, calls=1000, origin="framework", operator="aten::mul"),
+    ]
+    found = rank([counted], times, 10e-3)[0]
+    assert found.program_gain == pytest.approx(amdahl(0.8, found.kernel_gain))
+
+
+def test_hostile_names_take_no_time() -> None:
+    began = time.monotonic()
+    for name in ("(" * 20_000, "(" + "a " * 10_000, "a" * 20_000, "<" * 20_000 + ")" * 20_000, "::" * 10_000):
+        short(name)
+    assert time.monotonic() - began < 2
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stitchcuda.hardware.model import Device
 from tests.profiling.test_capture import SOURCE
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "profile_level3.py"
@@ -50,6 +51,15 @@ def test_disagreement_is_seen(
 ) -> None:
     found = benchmark.agreement(nsys, kineto)
     assert (found["agree"], found["below_event_span"]) == (agree, below)
+
+
+def test_the_committed_digests_are_what_the_rules_say_of_what_was_measured(benchmark: Any) -> None:
+    folder = SCRIPT.parent / "results"
+    device = Device.model_validate(json.loads((folder / "profile_truth.json").read_text())["device"])
+    document = json.loads((folder / "profile_level3.json").read_text())
+    for item in document["items"]:
+        assert benchmark.rejudge(item, device)["digest"] == item["digest"]
+    assert benchmark.page(document) == (folder / "profile_level3.md").read_text()
 
 
 @pytest.mark.slow

@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from stitchcuda.evaluation.telemetry import Trace, TraceRow, parse_trace
 from stitchcuda.hardware.model import Ceilings, Device
 from stitchcuda.profiling.capture import Taken
+from stitchcuda.profiling.model import Cause
 from stitchcuda.profiling.profiler import SHOWN, from_recording, least_bytes, profile
 from stitchcuda.profiling.recording import CALL, ApiCall, DeviceOp, Range, Recording
 from stitchcuda.task.model import Target, TaskFacts, TensorFacts
+from tests.profiling.test_kernel_rules import CASES
 
 CEILINGS = Ceilings(copy_bytes_per_second=4e12, flops_per_second={"fp32": 50e12}, measured_on="2026-11-29")
 GPU = Device(
@@ -165,3 +167,17 @@ def test_a_recording_of_a_call_that_waits_says_what_waiting_costs() -> None:
     assert sum(line.idle_seconds.values()) == pytest.approx(line.gap_seconds, rel=0.02)
     assert "predicted" in found.suggestion
     assert "saves" in found.suggestion
+
+
+def test_a_kernels_cause_stands_for_the_call_only_where_both_say_the_same() -> None:
+    us = 1000
+    name = "void n::conv2d_gemm<(int)4>(int)"
+    ops = [DeviceOp(n * 1000 * us, (n * 1000 + 990) * us, name, "kernel", 7, n) for n in range(5)]
+    api = [ApiCall(n * 10 * us, (n * 10 + 5) * us, "cudaLaunchKernel", 1, n) for n in range(5)]
+    recording = Recording("nsys", "2025.3", ops=ops, api=api, ranges=[Range(0, 5000 * us, CALL, 1)]).sort()
+    cases: list[tuple[Cause, Cause]] = [("sfu_pipe", "sfu_pipe"), ("occupancy_registers", "none")]
+    for cause, told in cases:
+        counted = CASES[cause].model_copy(update={"name": "void conv2d_gemm<4>(int)"})
+        found = from_recording(Taken(recording, 5e-3, 5e-3), subject="reference", device=GPU, counters=[counted])
+        assert (found.bottleneck, found.cause) == ("compute_bound", told)
+        assert found.diagnoses[0].cause == cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -97,13 +98,15 @@ def rank(
     timeline does not know counts with its own one launch. ``sass`` holds kernels of the program's own libraries, whose
     machine code adds to the evidence.
     """
-    times = {short(kernel.name): kernel for kernel in kernels}
+    rows: dict[str, list[KernelTime]] = {}
+    for kernel in kernels:
+        rows.setdefault(short(kernel.name), []).append(kernel)
     found = []
     for one in counters:
-        known = times.get(short(one.name))
-        seconds = known.seconds if known is not None else one.seconds
+        known = rows.get(short(one.name), [])
+        seconds = sum(kernel.seconds for kernel in known) or one.seconds
         share = min(seconds / wall_seconds, 1.0) if wall_seconds > 0 else 0.0
-        operator = known.operator if known is not None else ""
+        operator = max(known, key=lambda kernel: kernel.seconds).operator if known else ""
         code = next((kernel for kernel in sass if kernel.function == function_name(one.name)), None)
         found.append(diagnose(one, device=device, share=share, operator=operator, sass=code))
     return sorted(found, key=lambda diagnosis: -diagnosis.program_gain)
@@ -148,7 +151,26 @@ def suggestions(
     return sorted(worth, key=lambda one: -one.gain)[:limit]
 
 
+_CAST = re.compile(r"\([\w: ]+\)(?=-?\d)")
+_QUALIFIER = re.compile(r"(?:\b\w+|<unnamed>)::")
+_LAMBDA = re.compile(r"\{lambda(\([^{}]*\))#(\d+)\}")
+
+
 def short(name: str) -> str:
-    """A name that two tools agree on: spaces and the spelling of the anonymous namespace differ between them."""
-    text = name.replace("(anonymous namespace)", "<unnamed>").removeprefix("void ").replace(" ", "")
-    return text.split("(", 1)[0] if text.endswith(")") else text
+    """A name that the tools agree on: without namespaces, parameters and spaces, template values without their types.
+
+    Nsight Systems writes ``at::native::f<(int)4, (bool)1>(int)``, Nsight Compute ``void at::f<4, 1>(int)``, Kineto
+    ``void at::native::f<4, true>(int)``.
+    """
+    text = name.replace("(anonymous namespace)", "<unnamed>").removesuffix(" const").rstrip()
+    if text.endswith(")"):
+        depth = 0
+        for place in range(len(text) - 1, -1, -1):
+            depth += (text[place] == ")") - (text[place] == "(")
+            if depth == 0:
+                text = text[:place] or text
+                break
+    text = _QUALIFIER.sub("", _CAST.sub("", text))
+    text = re.sub(r"\bvoid ", "", text)
+    text = re.sub(r"\btrue\b", "1", re.sub(r"\bfalse\b", "0", text)).replace(" ", "")
+    return _LAMBDA.sub(r"[lambda\1(instance\2)]", text)

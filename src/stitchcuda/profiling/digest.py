@@ -5,7 +5,7 @@ from __future__ import annotations
 from stitchcuda.profiling.compare import Comparison, noticed
 from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.rules import milliseconds
-from stitchcuda.profiling.table import IDLE_TOLD, short_name
+from stitchcuda.profiling.table import IDLE_TOLD, path_note, short_name
 
 KERNELS, PARTS, OPERATORS, DIAGNOSES = 6, 4, 4, 3
 LONGEST_NAME = 60
@@ -52,7 +52,7 @@ def digest(profile: Profile) -> str:
     if profile.critical_path:
         path = profile.critical_path[:PARTS]
         parts.append(
-            "- critical path: "
+            f"- critical path{path_note(profile)}: "
             + "; ".join(f"{_name(p.what)} {milliseconds(p.seconds)} ({p.share:.0%}, {p.where})" for p in path)
         )
     if profile.operators:
@@ -74,7 +74,8 @@ def digest(profile: Profile) -> str:
     ]
     if profile.suggestion:
         parts += ["", f"First: {profile.suggestion}"]
-    parts += [f"Note: {remark}" for remark in profile.remarks[:2]]
+    # What the tool itself says of every recording comes last: it must not crowd out why something was not measured.
+    parts += [f"Note: {remark}" for remark in sorted(profile.remarks, key=lambda r: r.startswith("nsys says"))[:2]]
     return "\n".join(parts) + "\n"
 
 

@@ -174,3 +174,14 @@ class Profile(BaseModel):
     critical_path: list[PathPart] = Field(default_factory=list, description="by falling time, at most 12")
     version: str = Field(default="", description="of the source")
     remarks: list[str] = Field(default_factory=list, description="what could not be measured, and why")
+
+    @property
+    def slowed(self) -> float:
+        """How many times longer the recorded call, whose critical path it is, took than the wall time; 0: not told.
+
+        A profiler slows the host down and not the device: the more it does, the more of the path lies on the host.
+        """
+        part = max(self.critical_path, key=lambda part: part.share, default=None)
+        if part is None or part.share <= 0 or self.timeline.wall_seconds <= 0:
+            return 0.0
+        return part.seconds / part.share / self.timeline.wall_seconds

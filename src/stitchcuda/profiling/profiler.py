@@ -13,7 +13,16 @@ from stitchcuda.evaluation.telemetry import Kind, Origin, Trace, TraceRow, origi
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling import host_timeline, timeline
 from stitchcuda.profiling.diagnosis import rank, suggestions
-from stitchcuda.profiling.model import Cause, Idle, KernelCounters, KernelTime, Profile, Timeline
+from stitchcuda.profiling.model import (
+    Bottleneck,
+    Cause,
+    Idle,
+    KernelCounters,
+    KernelDiagnosis,
+    KernelTime,
+    Profile,
+    Timeline,
+)
 from stitchcuda.profiling.remedies import FIRST, suggestion
 from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause, judge, milliseconds
 from stitchcuda.task.model import Precision, TaskFacts, TensorFacts
@@ -140,9 +149,6 @@ def from_recording(
     verdict = judge(line, kernels, device, work)
     cause, evidence = call_cause(line, device)
     diagnoses = rank(counters, kernels, wall, device=device)
-    named: Cause = cause
-    if cause == "none" and diagnoses and diagnoses[0].cause != "none" and diagnoses[0].program_gain > 1:
-        named = diagnoses[0].cause
     told = suggestion(line, kernels, device, work)
     best = suggestions(line, kernels, diagnoses, device=device, work=work, limit=1)
     if cause != "none":
@@ -158,13 +164,20 @@ def from_recording(
         bottleneck=BOTTLENECK_OF[cause] if cause != "none" else verdict.bottleneck,
         evidence=evidence if cause != "none" else verdict.evidence,
         suggestion=told,
-        cause=named,
+        cause=cause if cause != "none" else cause_by_kernels(verdict.bottleneck, diagnoses),
         diagnoses=diagnoses,
         counters=list(counters),
         operators=found.operators,
         critical_path=found.path,
         remarks=[*found.remarks, *taken.remarks],
     )
+
+
+def cause_by_kernels(bottleneck: Bottleneck, diagnoses: Sequence[KernelDiagnosis]) -> Cause:
+    """The finer label of a call that its timeline does not tell: of the kernel with the largest gain that says the same
+    as the call's coarse one; 'none' where no kernel does."""
+    same = (d for d in diagnoses if BOTTLENECK_OF[d.cause] == bottleneck and d.program_gain > 1)
+    return next((d.cause for d in same), "none")
 
 
 def _of_the_call(cause: Cause, line: Timeline) -> str:

@@ -13,6 +13,8 @@ BAR = 24
 """Characters of a full bar."""
 PARTS = 6
 """Parts of the critical path and operators shown."""
+SLOWED = 1.1
+"""From here on a recorded call, so much longer than one without the profiler, is not read without a word on it."""
 IDLE_TOLD: dict[Idle, str] = {
     "launch": "launching kernels",
     "synchronise": "waiting for the device",
@@ -67,6 +69,8 @@ def _more(profile: Profile, console: Console) -> None:
     if profile.critical_path:
         console.print()
         console.print(_parts("critical path", [(p.what, p.seconds, p.share) for p in profile.critical_path[:PARTS]]))
+        if note := path_note(profile):
+            console.print(f"[dim]the path is{note}[/]", highlight=False)
     if profile.operators:
         console.print()
         console.print(
@@ -103,6 +107,13 @@ def _kernels(kernels: list[KernelTime]) -> Table:
             name += f" [dim]{escape(kernel.operator)}[/]"
         table.add_row(name, milliseconds(kernel.seconds), f"{kernel.share:.1%}", str(kernel.calls), kernel.origin)
     return table
+
+
+def path_note(profile: Profile) -> str:
+    """What must be known to read the critical path: of a call whose host was slowed; '' where it hardly was."""
+    if profile.slowed < SLOWED:
+        return ""
+    return f" of a recorded call, {profile.slowed:.1f}x as long as without the profiler, which slows the host alone"
 
 
 def short_name(name: str) -> str:

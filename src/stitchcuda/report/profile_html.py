@@ -9,7 +9,7 @@ from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.recording import Recording
 from stitchcuda.profiling.rules import Work, milliseconds
-from stitchcuda.profiling.table import IDLE_TOLD, short_name
+from stitchcuda.profiling.table import IDLE_TOLD, path_note, short_name
 from stitchcuda.report.roofline_svg import roofline_svg
 from stitchcuda.report.timeline_svg import legend, timeline_svg
 from stitchcuda.task.model import Precision
@@ -80,7 +80,9 @@ def page(
             (short_name(p.what), p.where, milliseconds(p.seconds), f"{p.share:.1%}", str(p.count))
             for p in profile.critical_path
         ]
-        parts += ["<h2>Critical path</h2>", _table(("", "where", "time", "of the call", "times"), path)]
+        note = path_note(profile)
+        told = f"<p>It is{note}.</p>" if note else ""
+        parts += ["<h2>Critical path</h2>", told, _table(("", "where", "time", "of the call", "times"), path)]
     if profile.operators:
         operators = [(o.name, milliseconds(o.seconds), f"{o.share:.1%}", str(o.kernels)) for o in profile.operators]
         parts += ["<h2>Device time by operator</h2>", _table(("operator", "time", "share", "kernels"), operators)]
