@@ -240,8 +240,13 @@ def test_who_waits_for_a_worker_is_told_once_what_to_start(tmp_path: Path, monke
         until(lambda: told, "a sentence")
         assert f"worker --spool {place.folder.path}" in told[0]
         assert "1 job waits for cuda" in told[0]
-        time.sleep(1.2)
+        time.sleep(0.5)
         assert len(told) == 1
+        place.folder.register(
+            Registered(name="w", host="h", pid=1, device="another GPU", kind="cuda", facts=detect("cpu"))
+        )
+        until(lambda: len(told) == 2, "another sentence")
+        assert "its workers have another GPU" in told[1]
 
 
 def test_nobody_is_told_to_start_a_worker_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,14 +44,16 @@ class _Awaited:
 
 class SpoolCompute:
     """A spool, made where there is none. ``lease_s`` is for a new one: seconds without a sign of life after which a
-    job goes to another worker. ``tell`` is told once when jobs wait and nobody is there who would do them.
+    job goes to another worker. ``tell`` is told when jobs wait and nobody is there who would do them.
 
     The first device that answers a job of kind ``ceilings`` answers all of them that want the same: what this process
     measures, it measures on one kind of device."""
 
     def __init__(self, path: Path, *, lease_s: float | None = None, tell: Callable[[str], None] | None = None) -> None:
         self.folder = SpoolFolder(path, lease_s=lease_s)
-        self._tell, self._told = tell or _on_stderr, False
+        self._tell = tell or _on_stderr
+        self._told: set[frozenset[str]] = set()
+        """Devices that were there each time when it was said that others are missing."""
         self._ceilings: dict[Wanted, Future[Outcome]] = {}
         self._asking = threading.Lock()
         self._awaited: dict[str, _Awaited] = {}
@@ -155,7 +157,7 @@ class SpoolCompute:
                     self.folder.expire()
                     self._refuse()
                     looked_after = time.monotonic()
-                if not self._told and time.monotonic() - looked_for > PATIENCE_SECONDS:
+                if time.monotonic() - looked_for > PATIENCE_SECONDS:
                     self._say_who_is_missing()
                     looked_for = time.monotonic()
                 reached = time.monotonic()
@@ -192,14 +194,18 @@ class SpoolCompute:
         return count
 
     def _say_who_is_missing(self) -> None:
-        """Once, where jobs have waited for a while and no worker is there that would take them."""
+        """Where jobs have waited for a while and no worker is there that would take them: once, and once more when
+        others are there that would not either."""
         late = time.monotonic() - PATIENCE_SECONDS
         with self._guard:
             entries = [a.entry for a in self._awaited.values() if a.entry is not None and a.submitted < late]
+        if not entries:
+            return
         workers = self.folder.workers()
+        there = frozenset(worker.device for worker in workers)
         lost = [entry for entry in entries if not any(entry.suits(worker.facts) for worker in workers)]
-        if lost:
-            self._told = True
+        if lost and there not in self._told:
+            self._told.add(there)
             self._tell(_waiting_for(self.folder.path, lost, workers))
 
     def _refuse(self) -> None:
