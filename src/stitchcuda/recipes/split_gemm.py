@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -140,14 +141,24 @@ def rates(device: Device) -> tuple[float, float, float] | None:
     return *RATES[number], 4e12 if number == "90" else 1.3e12
 
 
-def _rewrite(rewriter: Rewriter, layer: Layer, chosen: Tiling, saved: float) -> None:
+@dataclass(frozen=True)
+class Kernels:
+    """The source and the manifest entries that a layer is rewritten with."""
+
+    text: str
+    pack: Launcher
+    linear: Launcher
+    more: Mapping[str, fx.Node] = field(default_factory=dict)
+    """Arguments of ``linear`` beyond those of every layer."""
+
+
+def rewrite_layer(rewriter: Rewriter, layer: Layer, chosen: Tiling, kernels: Kernels) -> None:
+    """Let the layer's split weight, made once, and one launcher call take its place and its tail's."""
     m, n, k = layer.m, layer.n, layer.k
     weight = layer.node.args[1]
-    text = source(chosen)
-    pack, linear = launchers(chosen)
-    rewriter.add_source(pack.source, text)
+    rewriter.add_source(kernels.pack.source, kernels.text)
     image, exponents = rewriter.launch(
-        pack,
+        kernels.pack,
         [
             weight,  # type: ignore[list-item]
             New((chosen.image_halfs(n, k),), torch.float16),
@@ -175,15 +186,20 @@ def _rewrite(rewriter: Rewriter, layer: Layer, chosen: Tiling, saved: float) -> 
         "k": k,
         "splits": parts,
         "activation": ACTIVATIONS[layer.activation],
+        **kernels.more,
     }
-    given: list[CallArgument] = [values[declared.name] for declared in linear.arguments]
-    (result,) = rewriter.launch(linear, given, before=layer.tail, name="split_linear")
+    given: list[CallArgument] = [values[declared.name] for declared in kernels.linear.arguments]
+    (result,) = rewriter.launch(kernels.linear, given, before=layer.tail, name="split_linear")
     layer.tail.replace_all_uses_with(result)
+
+
+def _rewrite(rewriter: Rewriter, layer: Layer, chosen: Tiling, saved: float) -> None:
+    rewrite_layer(rewriter, layer, chosen, Kernels(source(chosen), *launchers(chosen)))
     for node in dict.fromkeys((layer.tail, layer.node)):
         rewriter.graph.erase_node(node)
     fused = layer.tail is not layer.node
     what = "float32 linear layers as split float16 products on the tensor cores"
-    passes = 8 * m * n if fused else 0
+    passes = 8 * layer.m * layer.n if fused else 0
     saved += passes / rewriter.bandwidth
     rewriter.add_gain(Gain(SplitGemm.name, what, saved, int(fused) - 1, passes, ("linear",)))
 
