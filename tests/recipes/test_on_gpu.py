@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from stitchcuda.recipes.write import write_program
+from tests.recipes.emulation import gpu
 from tests.recipes.support import assert_accurate, errors, loaded, make_task, model_source, twins, written
 from tests.recipes.test_fusion import random_forward
 
@@ -112,3 +114,53 @@ def test_host_inputs_go_through_pinned_memory(cache: Path) -> None:
             (a,) = reference.inputs(seed=seed)
             assert a.device.type == "cpu"
             torch.testing.assert_close(new(a), model(a), rtol=1e-5, atol=1e-6)
+
+
+PRODUCTS: dict[str, tuple[str, list[tuple[int, ...]]]] = {
+    "tails": ("return a @ b", [(333, 1027), (1027, 517)]),
+    "long sums": ("return a @ b", [(256, 40000), (40000, 256)]),
+    "transposed": ("return a.T @ b.T", [(1024, 384), (640, 1024)]),
+    "batches": ("return torch.bmm(a, b)", [(7, 200, 320), (7, 320, 264)]),
+    "one matrix for all": ("return torch.matmul(a, b), torch.einsum('bij,jk->bik', a, b)", [(5, 130, 512), (512, 768)]),
+    "lower": ("return torch.tril(a.tril() @ b.tril()), a @ b.triu()", [(1500, 1500), (1500, 1500)]),
+    "upper": ("return torch.triu(a.triu() @ b.triu(), 5)", [(1500, 1500), (1500, 1500)]),
+    "positive": ("return a.abs() @ b.abs()", [(1024, 8192), (8192, 1024)]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_on_the_tensor_cores_are_as_accurate_as_eager(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("stitchcuda.recipes.split_matmul.WORTH", 0.0)
+    task = make_task(model_source(*PRODUCTS[name]), "cuda")
+    program = write_program(task, gpu(), ["split_matmul"])
+    assert "split_matmul" in program.files["program.py"]
+    assert_accurate(task, program, cache, factor=1.5, floor=6e-7)
+
+
+def test_products_with_values_that_are_not_finite(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stitchcuda.recipes.split_matmul.WORTH", 0.0)
+    task = make_task(model_source("return a @ b", [(300, 400), (400, 500)]), "cuda")
+    with loaded(write_program(task, gpu(), ["split_matmul"]), task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        a, b = reference.inputs(seed=1)
+        a[3, 7], a[5, 9], b[11, 13] = float("inf"), float("nan"), float("-inf")
+        torch.testing.assert_close(new(a, b), model(a, b), rtol=1e-4, atol=1e-4, equal_nan=True)
+
+
+def test_layers_on_the_tensor_cores_with_what_follows_them(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module_name in ("split_gemm", "split_gemm_tail"):
+        monkeypatch.setattr(f"stitchcuda.recipes.{module_name}.WORTH", 0.0)
+    init = (
+        "self.one, self.two = nn.Linear(1024, 640), nn.Linear(640, 512)\nself.limit = nn.Parameter(torch.tensor(0.1))"
+    )
+    forward = """
+    x = torch.min(F.hardtanh(self.one(a) * 0.5), self.limit) - self.limit
+    y = self.two(x)
+    return y * torch.sigmoid(y) / 3
+    """
+    task = make_task(model_source(forward, [(200, 1024)], init), "cuda")
+    program = write_program(task, gpu(), ["split_gemm", "split_gemm_tail"])
+    assert "_aten" not in program.files["program.py"].split("def forward")[1]
+    assert_accurate(task, program, cache, factor=1.5, floor=1e-6)
