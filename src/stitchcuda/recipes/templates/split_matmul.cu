@@ -28,17 +28,6 @@ struct Operand {
 
 static __host__ __device__ __forceinline__ int pieces(int size, int piece) { return (size + piece - 1) / piece; }
 
-// Four neighbours in memory, zeros from the `left`-th on.
-static __device__ __forceinline__ float4 load_four(const float* from, int left, int vector) {
-  if (vector && left >= 4) return *reinterpret_cast<const float4*>(from);
-  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
-  if (left > 0) v.x = from[0];
-  if (left > 1) v.y = from[1];
-  if (left > 2) v.z = from[2];
-  if (left > 3) v.w = from[3];
-  return v;
-}
-
 // Magnitudes as `parts` holds them.
 static __device__ __forceinline__ unsigned noted(float value) {
   const unsigned bits = __float_as_uint(value) & 0x7fffffffu;
@@ -68,9 +57,14 @@ static __device__ __forceinline__ void largest_of(const Operand& p, long long bl
     const float* x = p.x + batch * p.batch_step + row * p.row_step;
     const int end = p.columns < (chunk + 1) * p.chunk ? p.columns : (chunk + 1) * p.chunk;
     unsigned largest = 0;
+    if (p.vector && p.columns % 4 == 0) {
 #pragma unroll 4
-    for (int c = chunk * p.chunk + lane * 4; c < end; c += 128)
-      largest = both(largest, noted(load_four(x + c, end - c, p.vector)));
+      for (int c = chunk * p.chunk + lane * 4; c < end; c += 128)
+        largest = both(largest, noted(*reinterpret_cast<const float4*>(x + c)));
+    } else {
+#pragma unroll 4
+      for (int c = chunk * p.chunk + lane; c < end; c += 32) largest = both(largest, noted(x[c]));
+    }
 #pragma unroll
     for (int offset = 16; offset > 0; offset >>= 1)
       largest = both(largest, __shfl_xor_sync(0xffffffffu, largest, offset));
@@ -83,11 +77,17 @@ static __device__ __forceinline__ void largest_of(const Operand& p, long long bl
   const float* x = p.x + batch * p.batch_step + row;
   const int end = p.columns < (chunk + 1) * p.chunk ? p.columns : (chunk + 1) * p.chunk;
   unsigned largest[4] = {0, 0, 0, 0};
+  if (p.vector && row + 4 <= p.rows) {
 #pragma unroll 8
-  for (int c = chunk * p.chunk + warp; c < end; c += PASS_WARPS) {
-    const float4 v = load_four(x + c * p.column_step, p.rows - row, p.vector);
-    largest[0] = both(largest[0], noted(v.x)), largest[1] = both(largest[1], noted(v.y));
-    largest[2] = both(largest[2], noted(v.z)), largest[3] = both(largest[3], noted(v.w));
+    for (int c = chunk * p.chunk + warp; c < end; c += PASS_WARPS) {
+      const float4 v = *reinterpret_cast<const float4*>(x + c * p.column_step);
+      largest[0] = both(largest[0], noted(v.x)), largest[1] = both(largest[1], noted(v.y));
+      largest[2] = both(largest[2], noted(v.z)), largest[3] = both(largest[3], noted(v.w));
+    }
+  } else {
+    for (int i = 0; i < 4 && row + i < p.rows; ++i)
+      for (int c = chunk * p.chunk + warp; c < end; c += PASS_WARPS)
+        largest[i] = both(largest[i], noted(x[c * p.column_step + i]));
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) shared[warp][lane * 4 + i] = largest[i];
@@ -136,6 +136,39 @@ static __host__ __device__ __forceinline__ long long split_blocks(const Operand&
   return (long long)p.batches * pieces(p.rows, TILE) * pieces(p.columns, K_TILE);
 }
 
+constexpr int STEPS = TILE * CHUNKS / PASS_THREADS;
+
+// The i-th piece of a tile that a thread moves, eight values along K. Where those are neighbours in memory a warp reads
+// some rows at a time; else 32 rows, and a thread's pieces are neighbours so that they fill sectors.
+static __device__ __forceinline__ int piece_row(bool along, int i) {
+  return along ? (i * PASS_THREADS + (int)threadIdx.x) / CHUNKS : (int)threadIdx.x % TILE;
+}
+static __device__ __forceinline__ int piece_chunk(bool along, int i) {
+  return along ? (int)threadIdx.x % CHUNKS : (int)threadIdx.x / TILE * STEPS + i;
+}
+
+// A thread's pieces, zeros beyond the operand. WHOLE tiles lie inside it and, along K, aligned.
+template <bool WHOLE>
+static __device__ __forceinline__ void load_pieces(const Operand& p, const float* x, bool along, int first_row,
+                                                   int first_column, float (&values)[STEPS][8]) {
+#pragma unroll
+  for (int i = 0; i < STEPS; ++i) {
+    const int row = first_row + piece_row(along, i), column = first_column + piece_chunk(along, i) * 8;
+    const float* from = x + row * p.row_step + column * p.column_step;
+    if (WHOLE && along) {
+      const float4 v = *reinterpret_cast<const float4*>(from), w = *reinterpret_cast<const float4*>(from + 4);
+      values[i][0] = v.x, values[i][1] = v.y, values[i][2] = v.z, values[i][3] = v.w;
+      values[i][4] = w.x, values[i][5] = w.y, values[i][6] = w.z, values[i][7] = w.w;
+    } else {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const bool inside = WHOLE || (row < p.rows && column + j < p.columns);
+        values[i][j] = inside ? from[j * p.column_step] : 0.f;
+      }
+    }
+  }
+}
+
 // One tile of an operand.
 static __device__ __forceinline__ void split_of(const Operand& p, long long block, int* exponents, int* any) {
   const int row_tiles = pieces(p.rows, TILE), tiles = pieces(p.columns, K_TILE);
@@ -144,6 +177,12 @@ static __device__ __forceinline__ void split_of(const Operand& p, long long bloc
   const int row_tile = (int)(along ? block / tiles % row_tiles : block % row_tiles);
   const int batch = (int)(block / ((long long)tiles * row_tiles));
   const int thread = (int)threadIdx.x;
+  const float* x = p.x + batch * p.batch_step;
+  const int first_row = row_tile * TILE, first_column = tile * K_TILE;
+  const bool inside = first_row + TILE <= p.rows && first_column + K_TILE <= p.columns;
+  float values[STEPS][8];
+  if (inside && (p.vector || !along)) load_pieces<true>(p, x, along, first_row, first_column, values);
+  else load_pieces<false>(p, x, along, first_row, first_column, values);
   if (thread < TILE) {
     const int row = row_tile * TILE + thread;
     unsigned largest = 0;
@@ -160,30 +199,13 @@ static __device__ __forceinline__ void split_of(const Operand& p, long long bloc
   __syncthreads();
   const long long place = ((long long)batch * row_tiles + row_tile) * tiles + tile;
   __half* image = p.image + place * (2 * PLANE);
-  const float* x = p.x + batch * p.batch_step;
   unsigned nonzero = 0;
 #pragma unroll
-  for (int i = 0; i < TILE * CHUNKS / PASS_THREADS; ++i) {
-    // Along rows a warp reads four of them; across, 32 at a time, and a thread stores neighbouring pieces.
-    const int row = along ? (i * PASS_THREADS + thread) / CHUNKS : thread % TILE;
-    const int chunk = along ? thread % CHUNKS : thread / TILE * (TILE * CHUNKS / PASS_THREADS) + i;
-    const int column = tile * K_TILE + chunk * 8, at_row = row_tile * TILE + row;
-    const int left = at_row < p.rows ? p.columns - column : 0;
-    float values[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
-    if (along && left > 0) {
-      const float* from = x + at_row * p.row_step + column;
-      const float4 v = load_four(from, left, p.vector), w = load_four(from + 4, left - 4, p.vector);
-      values[0] = v.x, values[1] = v.y, values[2] = v.z, values[3] = v.w;
-      values[4] = w.x, values[5] = w.y, values[6] = w.z, values[7] = w.w;
-    } else if (left > 0) {
-      const float* from = x + at_row + column * p.column_step;
+  for (int i = 0; i < STEPS; ++i) {
+    const int row = piece_row(along, i);
 #pragma unroll
-      for (int j = 0; j < 8; ++j)
-        if (j < left) values[j] = from[j * p.column_step];
-    }
-#pragma unroll
-    for (int j = 0; j < 8; ++j) nonzero |= __float_as_uint(values[j]) << 1;
-    store_split(values, exponents[row], image + row * K_TILE + swizzled(row, chunk) * 8);
+    for (int j = 0; j < 8; ++j) nonzero |= __float_as_uint(values[i][j]) << 1;
+    store_split(values[i], exponents[row], image + row * K_TILE + swizzled(row, piece_chunk(along, i)) * 8);
   }
   if (nonzero != 0) *any = 1;
   __syncthreads();
