@@ -72,7 +72,7 @@ def test_a_trace_of_this_cpu_adds_up(tmp_path: Path) -> None:
     assert 0 < found.timeline.busy_seconds <= found.timeline.wall_seconds
 
 
-@pytest.mark.parametrize("text", ["", '{"traceEvents": [', "{}", '{"traceEvents": 3}'])
+@pytest.mark.parametrize("text", ["", '{"traceEvents": [', "{}", '{"traceEvents": 3}', "[" * 100_000])
 def test_what_is_no_trace_is_named_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "cut.json"
     path.write_text(text)
@@ -80,6 +80,15 @@ def test_what_is_no_trace_is_named_so(tmp_path: Path, text: str) -> None:
         read(path)
     with pytest.raises(ProfilerError):
         read(tmp_path / "missing.json")
+
+
+@pytest.mark.parametrize("key", ["ph", "cat", "name", "ts", "dur", "tid", "args"])
+@pytest.mark.parametrize("value", [None, "text", [], {}, True, -1, float("nan"), float("inf"), 1 << 70])
+def test_events_of_any_shape_are_read_or_left_out(tmp_path: Path, key: str, value: object) -> None:
+    event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "tid": 3, "args": {"stream": 7}}
+    found = read(write(tmp_path / "t.json", [event, event | {key: value}]))
+    assert len(found.ops) in (1, 2)
+    timeline.analyse(found)
 
 
 def test_an_empty_trace_is_no_error(tmp_path: Path) -> None:

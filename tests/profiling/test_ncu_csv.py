@@ -99,6 +99,18 @@ def test_output_cut_off_within_a_row_is_an_error_that_says_so() -> None:
         parse(whole[: whole.index("n/a")])
 
 
+@pytest.mark.parametrize("column", ["Kernel Name", "Grid Size", "Block Size"])
+def test_a_table_without_what_every_version_prints_is_refused(column: str) -> None:
+    with pytest.raises(ProfilerError, match=f"without a column '{column}'"):
+        parse(raw().replace(f'"{column}"', '"Other"'))
+
+
+@pytest.mark.parametrize("column", ["Section Name", "Metric Unit", "Metric Value", "Grid Size"])
+def test_so_is_a_details_page(column: str) -> None:
+    with pytest.raises(ProfilerError, match=f"without a column '{column}'"):
+        parse(DETAILS.replace(f'"{column}"', '"Other"', 1))
+
+
 def test_a_kernel_name_of_ten_thousand_characters_is_kept() -> None:
     long = "void f<" + "a" * 10_000 + ">()"
     (kernel,) = parse(raw().replace('void f<int>(T1 *, ""x"")', long)).kernels

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 import sqlite3
 import time
 from pathlib import Path
@@ -46,6 +48,18 @@ def test_a_truncated_database_is_named_so(tmp_path: Path, share: float) -> None:
     path.write_bytes(data[: int(len(data) * share)])
     with pytest.raises(ProfilerError, match=r"cut\.sqlite"):
         read(path)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_damaged_database_is_read_or_named_so(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    data = bytearray(REAL.read_bytes())
+    for _ in range(500):
+        data[chance.randrange(100, len(data))] = chance.randrange(256)
+    path = tmp_path / "damaged.sqlite"
+    path.write_bytes(data)
+    with contextlib.suppress(ProfilerError):
+        analyse(read(path))
 
 
 @pytest.mark.parametrize("content", [b"not a database at all", b"\0" * 4096])

@@ -245,7 +245,7 @@ def _taken(done: Confined, recording: Recording, version: str) -> Taken:
     """With the driver's numbers, believed as far as numbers go."""
     try:
         told: Any = json.loads(done.files["result.json"])
-    except ValueError:
+    except (ValueError, RecursionError):
         told = {}
 
     def number(name: str) -> float:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -163,7 +164,7 @@ def _taken(output_fd: int, printed: str) -> Confined:
         status = json.loads(files.pop(STATUS, b"{}"))
         codes = [code if isinstance(code, int) else None for code in status.get("codes", [])]
         missing = [str(name) for name in status.get("missing", [])]
-    except (ValueError, OSError, AttributeError, TypeError) as error:
+    except (ValueError, OSError, AttributeError, TypeError, RecursionError, struct.error) as error:
         return Confined({}, [], f"{printed}\n[the outputs cannot be read: {error}]")
     return Confined(files, codes, printed, missing)
 

@@ -30,7 +30,7 @@ def read(path: Path, *, version: str = "") -> Recording:
         events = document["traceEvents"] if isinstance(document, dict) else document
         if not isinstance(events, list):
             raise TypeError("traceEvents is no list")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise ProfilerError(f"{path.name} is no readable Chrome trace ({error}); record it again") from None
     found = Recording("kineto", version)
     if isinstance(document, dict):
@@ -51,7 +51,7 @@ def _add(found: Recording, event: Event) -> bool:
     """Take one event in; False for what is none of ours."""
     category, name, arguments = event.get("cat"), event.get("name"), event.get("args")
     arguments = arguments if isinstance(arguments, dict) else {}
-    if not isinstance(name, str):
+    if not isinstance(name, str) or not isinstance(category, str):
         return False
     try:
         start = round(float(event["ts"]) * 1000)
@@ -60,7 +60,7 @@ def _add(found: Recording, event: Event) -> bool:
         return False
     thread = _number(event.get("tid"))
     if category in DEVICE:
-        found.ops.append(_device(DEVICE[str(category)], clipped(name), start, end, arguments))
+        found.ops.append(_device(DEVICE[category], clipped(name), start, end, arguments))
     elif category in API:
         found.api.append(ApiCall(start, end, clipped(name), thread, _number(arguments.get("correlation"), -1)))
     elif category in RANGES and not name.startswith(PROFILERS_OWN):

@@ -68,6 +68,11 @@ _NOT_METRICS = frozenset(
 )
 
 
+NEEDED = ("Kernel Name", "Grid Size", "Block Size")
+NEEDED_DETAILS = ("Section Name", "Metric Unit", "Metric Value")
+"""Columns of every version: of both pages, and of the details page."""
+
+
 @dataclass
 class Parsed:
     """Launches in the order of the output, and what the tool said besides."""
@@ -96,12 +101,14 @@ def parse(text: str, *, source: str = "ncu") -> Parsed:
         return parsed
     rows = _rows(lines)
     header = rows[0]
-    if "Kernel Name" not in header:
+    details = "Metric Name" in header
+    lacking = [name for name in (*NEEDED, *(NEEDED_DETAILS if details else ())) if name not in header]
+    if lacking:
         raise ProfilerError(
-            f"ncu printed a table without a column 'Kernel Name' ({', '.join(header[:6])}); expected its --csv output"
+            f"ncu printed a table without a column '{lacking[0]}' ({', '.join(header[:6])}); expected its --csv output"
         )
     body = [row for row in rows[1:] if len(row) == len(header) or (row and row[0].isdigit())]
-    read = _details if "Metric Name" in header else _raw
+    read = _details if details else _raw
     parsed.kernels = read(header, body, source)
     return parsed
 

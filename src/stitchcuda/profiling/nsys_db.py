@@ -47,7 +47,7 @@ class _Export:
             self.file.text_factory = lambda data: data.decode("utf-8", "replace")
             names = self.file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
             self.tables = {str(name) for (name,) in names}
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:  # sqlite3 decodes messages that quote a damaged schema
             raise self.damaged(error) from None
 
     def damaged(self, error: object) -> ProfilerError:
@@ -68,7 +68,7 @@ class _Export:
             words = ", ".join(f'"{name}"' if name in there else "NULL" for name in columns)
             for row in self.file.execute(f'SELECT {words} FROM "{table}" LIMIT {MOST_ROWS}'):
                 yield dict(zip(columns, row, strict=True))
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise self.damaged(error) from None
 
 
