@@ -1,0 +1,84 @@
+"""Normalisation of groups that stay on chip: teams, tails, chains around it and means behind it, emulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.recipes.group_norm import GroupNorm
+from stitchcuda.recipes.group_norm_kernel import teams_of
+from stitchcuda.recipes.write import rewrite
+from tests.recipes.emulation import compiles, emulated, gpu, needs_nvcc
+from tests.recipes.support import make_task, model_source
+
+CASES: dict[str, tuple[str, str, tuple[int, ...], int]] = {
+    "instances": ("self.norm = nn.InstanceNorm2d(3, affine=True)", "return self.norm(a)", (3, 3, 6, 10), 2),
+    "a team a group": ("self.norm = nn.GroupNorm(2, 6)", "return self.norm(a)", (3, 6, 10, 10), 3),
+    "two teams": ("self.norm = nn.GroupNorm(2, 4)", "return self.norm(a)", (3, 4, 20, 16), 7),
+    "chains": (
+        """
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.norm = nn.GroupNorm(2, 4)
+        self.bias, self.scale = nn.Parameter(torch.randn(4, 1, 1)), nn.Parameter(torch.randn(1))
+        """,
+        "x = torch.sigmoid((self.conv(a) + self.bias) * self.scale)\nreturn F.relu(self.norm(x) * self.bias - 0.1)",
+        (2, 2, 10, 12),
+        2,
+    ),
+    "mean": (
+        "self.conv = nn.Conv3d(2, 4, 3)\nself.norm = nn.GroupNorm(2, 4)",
+        "return F.silu(self.norm(self.conv(a))).mean([1, 2, 3, 4])",
+        (3, 2, 6, 6, 8),
+        4,
+    ),
+}
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of two warps with two packs a thread, so that small groups need teams."""
+    monkeypatch.setattr("stitchcuda.recipes.group_norm.LARGE", 0)
+    monkeypatch.setattr("stitchcuda.recipes.group_norm_kernel.THREADS", 32)
+    monkeypatch.setattr("stitchcuda.recipes.group_norm_kernel.MAX_ITEMS", 2)
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernel_computes_the_normalisation(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    init, forward, shape, processors = CASES[name]
+    task = make_task(model_source(forward, [shape], init), "cuda")
+    program = emulated(task, [GroupNorm.name], tmp_path, monkeypatch, multiprocessors=processors, calls=2)
+    body = program.files["program.py"].split("class ModelNew")[1]
+    assert "group_norm_" in body
+    assert "_aten.group_norm" not in body
+    assert "sigmoid" not in body.split("def forward")[1]
+
+
+def test_teams_fill_the_device() -> None:
+    team, teams, items = teams_of(7168, 512 * 512, 132, 232448) or (0, 0, 0)
+    assert (team, teams, items) == (8, 16, 16)
+    assert teams_of(896, 8 * 512 * 512, 132, 232448) == (64, 2, 16)
+    assert teams_of(896, 64 * 512 * 512, 132, 232448) is None
+
+
+def test_small_pooled_and_batch_normalisations_are_left_alone() -> None:
+    for init, forward, shape in (
+        ("self.norm = nn.GroupNorm(2, 4)", "return self.norm(a)", (3, 4, 6, 10)),
+        ("self.norm = nn.GroupNorm(4, 16)", "return F.max_pool2d(self.norm(a), 4)", (64, 16, 128, 128)),
+        ("self.norm = nn.BatchNorm2d(16)", "return self.norm(a)", (64, 16, 128, 128)),
+    ):
+        task = make_task(model_source(forward, [shape], init), "cuda")
+        assert not rewrite(task, gpu(), [GroupNorm.name])[1]
+
+
+@needs_nvcc
+def test_the_kernel_compiles_and_keeps_its_row_in_registers(tmp_path: Path) -> None:
+    task = make_task(
+        model_source("return self.norm(torch.sigmoid(a))", [(112, 64, 128, 512)], "self.norm = nn.GroupNorm(8, 64)"),
+        "cuda",
+    )
+    rewriter, gains = rewrite(task, gpu(), [GroupNorm.name])
+    assert gains
+    for report in compiles(next(iter(rewriter.sources.values())), tmp_path).values():
+        assert " 0 bytes spill stores" in report
