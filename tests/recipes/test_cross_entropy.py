@@ -1,0 +1,54 @@
+"""Cross entropy in one launch: ignored rows, tails and the blocks' sums, emulated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stitchcuda.recipes.cross_entropy import CrossEntropy, source
+from stitchcuda.recipes.write import rewrite
+from tests.recipes.emulation import compiles, emulated, gpu, needs_nvcc
+from tests.recipes.support import HEADER, make_task
+
+SOURCE = (
+    HEADER
+    + """
+class Model(nn.Module):
+    def forward(self, predictions, targets):
+        return F.cross_entropy(predictions, targets{options})
+
+def get_inputs():
+    targets = torch.randint(0, {classes}, ({rows},))
+    targets[3] = -100
+    return [2 * torch.randn({rows}, {classes}), targets]
+
+def get_init_inputs():
+    return []
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("rows", "classes", "options"),
+    [(21, 72, ""), (19, 1300, ", reduction='sum'")],
+    ids=["mean", "sum of longer rows"],
+)
+def test_the_kernel_computes_the_loss(
+    rows: int, classes: int, options: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = make_task(SOURCE.format(rows=rows, classes=classes, options=options), "cuda")
+    program = emulated(task, [CrossEntropy.name], tmp_path, monkeypatch, multiprocessors=2, calls=2)
+    assert "cross_entropy_loss" not in program.files["program.py"].split("class ModelNew")[1]
+
+
+@pytest.mark.parametrize("options", [", label_smoothing=0.1", ", reduction='none'"])
+def test_other_losses_are_left_alone(options: str) -> None:
+    task = make_task(SOURCE.format(rows=2048, classes=1024, options=options), "cuda")
+    assert not rewrite(task, gpu(), [CrossEntropy.name])[1]
+
+
+@needs_nvcc
+def test_the_kernel_compiles(tmp_path: Path) -> None:
+    for report in compiles(source(4096, 4096, 528, -100, mean=True).replace("@NAME@", "loss"), tmp_path).values():
+        assert " 0 bytes spill stores" in report
