@@ -41,7 +41,8 @@ class CrossEntropy(Recipe):
             if op_name(node) != "cross_entropy_loss" or node.kwargs:
                 continue
             defaults: tuple[Any, ...] = (None, None, None, MEAN, -100, 0.0)
-            _, _, weight, reduction, ignored, smoothing = (*node.args, *defaults[len(node.args) :])
+            given: tuple[Any, ...] = (*node.args, *defaults[len(node.args) :])
+            weight, reduction, ignored, smoothing = given[2:6]
             x, target = tensor(node.args[0]), tensor(node.args[1])
             if weight is not None or reduction not in (MEAN, SUM) or smoothing:
                 continue
