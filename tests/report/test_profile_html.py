@@ -12,14 +12,18 @@ import pytest
 
 from stitchcuda.hardware.model import Ceilings, Device
 from stitchcuda.profiling.capture import Taken
+from stitchcuda.profiling.metrics import Facts
 from stitchcuda.profiling.ncu_csv import parse
 from stitchcuda.profiling.nsys_db import read
 from stitchcuda.profiling.profiler import from_recording
 from stitchcuda.profiling.recording import CALL, DeviceOp, Range, Recording
+from stitchcuda.profiling.roofline import point
 from stitchcuda.profiling.rules import Work
 from stitchcuda.report.profile_html import page
+from stitchcuda.report.roofline_svg import roofline_svg
 from stitchcuda.report.timeline_svg import MOST_RECTANGLES, timeline_svg
 from stitchcuda.task.model import Target
+from tests.profiling.counters import counters
 from tests.profiling.exports import REAL
 
 H200 = Device(
@@ -46,9 +50,9 @@ def real() -> Recording:
 
 
 def the_page(recording: Recording, title: str = "softmax of a product") -> str:
-    counters = parse(REAL.with_name("ncu-softmax-basic.csv").read_text(), source="ncu").kernels
+    counted = parse(REAL.with_name("ncu-softmax-basic.csv").read_text(), source="ncu").kernels
     profile = from_recording(
-        Taken(recording, 26e-3, 25e-3), subject="reference", device=H200, flops=4e11, counters=counters[:2]
+        Taken(recording, 26e-3, 25e-3), subject="reference", device=H200, flops=4e11, counters=counted[:2]
     )
     return page(profile, recording, title=title, device=H200, work=Work(2e8, 4e11, "fp32"))
 
@@ -89,6 +93,24 @@ def test_the_page_draws_timeline_and_roofline_and_needs_no_other_file() -> None:
         "Critical path",
     ):
         assert part in text
+
+
+def test_no_labels_of_the_roofline_lie_upon_each_other() -> None:
+    rates = {"fp32": 50e12, "tf32": 400e12, "bf16": 793e12, "fp16": 780e12}
+    device = H200.model_copy(
+        update={"ceilings": Ceilings(copy_bytes_per_second=4.2e12, flops_per_second=rates, measured_on="2026-11-29")}
+    )
+    one = counters(dram_read=1e9, ffma=1e9)
+    assert point(Facts(one)) is not None
+    twice = [one, one.model_copy(update={"name": "void other<int>(int)"})]
+    profile = from_recording(Taken(real(), 26e-3, 25e-3), subject="reference", device=device, counters=twice)
+    drawn = roofline_svg(profile, device.ceilings, None, "fp32")
+    assert "bf16 793 TFLOP/s, fp16 780 TFLOP/s" in drawn
+    places = [
+        float(at) for at in re.findall(r'<text class="row" x="[^"]+" y="([^"]+)" text-anchor="(?:end|start)">', drawn)
+    ]
+    assert len(places) >= 5
+    assert len(set(places)) == len(places)
 
 
 def test_names_cannot_become_markup() -> None:

@@ -14,6 +14,8 @@ from stitchcuda.profiling.table import short_name
 from stitchcuda.task.model import Precision
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 760, 420, 80, 20, 16, 50
+LINE = 13
+"""Pixels between two labels, so that both can be read."""
 COLOURS = ("#3b6fb6", "#c8553d", "#2a9d8f", "#e9a23b", "#7a5195", "#7d8597")
 
 
@@ -45,11 +47,18 @@ def roofline_svg(profile: Profile, ceilings: Ceilings | None, work: Work | None,
     parts.append(chart.line(chart.low_x, chart.low_x * bandwidth, best / bandwidth, best, "roof"))
     middle = math.sqrt(chart.low_x * min(ridges))
     parts.append(chart.label(middle, middle * bandwidth, _bandwidth(bandwidth), dy=-8, anchor="end"))
-    for name, rate in rates.items():
+    for rate in rates.values():
         parts.append(chart.line(rate / bandwidth, rate, chart.high_x, rate, "roof"))
-        parts.append(chart.label(chart.high_x, rate, f"{name} {_rate(rate)}", dy=-4, anchor="end"))
+    for group in _near(rates, chart):
+        told = ", ".join(f"{name} {_rate(rates[name])}" for name in group)
+        parts.append(chart.label(chart.high_x, rates[group[0]], told, dy=-4, anchor="end"))
+    lines: list[float] = []
     for number, (name, intensity, rate) in enumerate(points):
-        parts.append(chart.dot(intensity, rate, COLOURS[number % len(COLOURS)], name))
+        line = chart.y(rate)
+        while any(abs(line - other) < LINE for other in lines):
+            line += LINE
+        lines.append(line)
+        parts.append(chart.dot(intensity, rate, COLOURS[number % len(COLOURS)], name, line))
     parts.append("</svg>")
     return "\n".join(parts)
 
@@ -61,6 +70,17 @@ def _points(counters: list[KernelCounters], ceilings: Ceilings, precision: Preci
         if place is not None:
             found.append((short_name(one.name), place.flops_per_byte, place.flops_per_second))
     return found
+
+
+def _near(rates: dict[str, float], chart: _Chart) -> list[list[str]]:
+    """Names of roofs, the highest first, those together whose labels would lie upon each other."""
+    groups: list[list[str]] = []
+    for name in sorted(rates, key=lambda name: -rates[name]):
+        if groups and chart.y(rates[name]) - chart.y(rates[groups[-1][0]]) < LINE:
+            groups[-1].append(name)
+        else:
+            groups.append([name])
+    return groups
 
 
 def _rate(rate: float) -> str:
@@ -133,7 +153,7 @@ class _Chart:
             f"{escape(text)}</text>"
         )
 
-    def dot(self, x: float, y: float, colour: str, name: str) -> str:
+    def dot(self, x: float, y: float, colour: str, name: str, line: float) -> str:
         told = f"{name}: {x:.3g} FLOP/byte, {_rate(y)}"
         left = self.x(x) > WIDTH * 0.6
         shown = name if len(name) <= 40 else name[:39] + "…"
@@ -141,7 +161,7 @@ class _Chart:
         return (
             f"<g><title>{escape(told)}</title>"
             f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="5.5" fill="{colour}"/>'
-            f'<text class="row" x="{self.x(x) + shift:.1f}" y="{self.y(y) + 4:.1f}" text-anchor="{anchor}">'
+            f'<text class="row" x="{self.x(x) + shift:.1f}" y="{line + 4:.1f}" text-anchor="{anchor}">'
             f"{escape(shown)}</text></g>"
         )
 
