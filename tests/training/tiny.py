@@ -257,6 +257,6 @@ def begun(folder: Path, started: Started) -> Path:
     return folder
 
 
-def samples(folder: Path) -> list[dict[str, Any]]:
-    """What came of each completion."""
-    return [json.loads(line) for line in (folder / "samples.jsonl").read_text(encoding="utf-8").splitlines()]
+def samples(folder: Path, name: str = "samples.jsonl") -> list[dict[str, Any]]:
+    """What came of each completion, of a process."""
+    return [json.loads(line) for line in (folder / name).read_text(encoding="utf-8").splitlines()]

@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from stitchcuda.errors import TrainingError
+from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.reward.model import RewardSettings
 from stitchcuda.training.engine_verl_settings import VerlSettings
 
@@ -118,10 +119,10 @@ class Rewards(_Section):
     settings: RewardSettings = Field(default_factory=RewardSettings, description="the constants of the formula")
     profile: bool = Field(default=True, description="profile correct programs: without it marks know times alone")
     concurrency: int = Field(default=8, ge=1, description="completions that a process has in measurement at once")
-    baselines: bool = Field(
-        default=True, description="time the stock options; needed where speed is over the best of them"
+    evaluation: EvaluationSettings = Field(
+        default_factory=EvaluationSettings,
+        description="how a program is checked and timed; the screen's own by default",
     )
-    calls: int | None = Field(default=None, ge=3, description="timed calls of a program; None: the screen's own")
     patience_seconds: float = Field(default=1800.0, gt=0, description="for one completion, with the pool's queue")
     unscored_limit: float = Field(
         default=0.1,

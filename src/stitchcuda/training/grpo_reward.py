@@ -219,7 +219,6 @@ def _measuring(
     stack: ExitStack, rewards: Rewards, compute: str, target: Literal["auto", "cuda", "cpu"], kinds: Sequence[str]
 ) -> tuple[Backend, Callable[[Row], Row]]:
     from stitchcuda.compute import open_compute
-    from stitchcuda.evaluation.settings import EvaluationSettings
     from stitchcuda.reward.service_backends import ComputeBackend
 
     if len(kinds) != 1 or (target != "auto" and list(kinds) != [target]):
@@ -227,13 +226,9 @@ def _measuring(
             f"the rows' programs are for {' and '.join(kinds)}, and the target is {target}; build the data set for one "
             "target, and train for that"
         )
-    settings = EvaluationSettings(baselines=rewards.baselines)
-    if rewards.calls is not None:
-        changes = {"screen_calls": rewards.calls, "screen_min_calls": min(rewards.calls, settings.screen_min_calls)}
-        settings = settings.model_copy(update=changes)
     place = stack.enter_context(open_compute(compute))
     kind: Literal["cuda", "cpu"] = "cuda" if list(kinds) == ["cuda"] else "cpu"
-    backend = ComputeBackend.on(place, kind, settings=settings)
+    backend = ComputeBackend.on(place, kind, settings=rewards.evaluation)
 
     def on_the_device(row: Row) -> Row:
         if row.task.target == backend.device.target:
