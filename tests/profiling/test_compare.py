@@ -70,6 +70,12 @@ def test_different_tools_are_remarked() -> None:
     assert "nsys before, kineto after" in compare(BEFORE, profile(5, [], "kineto")).remarks[0]
 
 
+def test_different_devices_are_remarked() -> None:
+    h200, h100 = (BEFORE.model_copy(update={"device": name}) for name in ("NVIDIA H200", "NVIDIA H100"))
+    assert "NVIDIA H200 before, NVIDIA H100 after" in changes(compare(h200, h100))
+    assert compare(h200, h200).remarks == compare(h200, BEFORE).remarks == []
+
+
 def test_the_comparison_reads_in_a_few_lines_with_units() -> None:
     text = changes(compare(BEFORE, AFTER))
     assert "10 ms to 5 ms" in text

@@ -91,6 +91,11 @@ def compare(before: Profile, after: Profile) -> Comparison:
     remarks = []
     if before.source != after.source:
         remarks.append(f"measured by different tools: {before.source} before, {after.source} after")
+    if before.device and after.device and before.device != after.device:
+        remarks.append(
+            f"measured on different devices, so that no time tells what changed: {before.device} before,"
+            f" {after.device} after"
+        )
     if len(before.kernels) >= 20 or len(after.kernels) >= 20:
         remarks.append("only the 20 longest kernels of each profile are compared")
     return Comparison(

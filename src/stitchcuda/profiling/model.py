@@ -173,6 +173,7 @@ class Profile(BaseModel):
     operators: list[OperatorTime] = Field(default_factory=list, description="by falling time, at most 20")
     critical_path: list[PathPart] = Field(default_factory=list, description="by falling time, at most 12")
     version: str = Field(default="", description="of the source")
+    device: str = Field(default="", description="its name; '': not told")
     remarks: list[str] = Field(default_factory=list, description="what could not be measured, and why")
 
     @property

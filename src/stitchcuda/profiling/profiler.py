@@ -86,6 +86,7 @@ def profile(
     return Profile(
         subject=subject,
         source=trace.source,
+        device=device.name,
         timeline=line,
         kernels=kernels[:SHOWN],
         bottleneck=verdict.bottleneck,
@@ -159,6 +160,7 @@ def from_recording(
         subject=subject,
         source=recording.source,
         version=recording.version,
+        device=device.name,
         timeline=line,
         kernels=kernels[:SHOWN],
         bottleneck=BOTTLENECK_OF[cause] if cause != "none" else verdict.bottleneck,
