@@ -164,3 +164,63 @@ def test_layers_on_the_tensor_cores_with_what_follows_them(cache: Path, monkeypa
     program = write_program(task, gpu(), ["split_gemm", "split_gemm_tail"])
     assert "_aten" not in program.files["program.py"].split("def forward")[1]
     assert_accurate(task, program, cache, factor=1.5, floor=1e-6)
+
+
+MEMORY_BOUND: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
+    "conv_mean": (
+        "self.conv = nn.ConvTranspose2d(64, 128, 3, stride=2, padding=1, output_padding=1)",
+        "return (self.conv(a) * 0.5).mean((2, 3), keepdim=True) + 1",
+        [(8, 64, 128, 128)],
+    ),
+    "conv_mean in depth": (
+        "self.conv = nn.ConvTranspose3d(16, 64, 3, padding=1)",
+        "return self.conv(a).mean(2, keepdim=True) + 1",
+        [(4, 16, 32, 64, 64)],
+    ),
+    "conv_depthwise_planes": (
+        "self.conv = nn.Conv2d(64, 64, 3, groups=64)",
+        "return self.conv(a)",
+        [(8, 64, 256, 512)],
+    ),
+    "conv_depthwise_planes wide": (
+        "self.conv = nn.Conv2d(64, 64, (3, 7), padding=(0, 3), groups=64)",
+        "return self.conv(a)",
+        [(8, 64, 127, 254)],
+    ),
+    "group_norm of instances": ("self.norm = nn.InstanceNorm2d(64)", "return self.norm(a)", [(8, 64, 512, 512)]),
+    "group_norm": ("self.norm = nn.GroupNorm(8, 64)", "return self.norm(a)", [(5, 64, 512, 512)]),
+    "group_norm with a chain": (
+        "self.norm = nn.GroupNorm(8, 32)\nself.bias = nn.Parameter(torch.randn(32, 1, 1))",
+        "return F.relu(self.norm(torch.sigmoid(a + self.bias)) - 0.5)",
+        [(64, 32, 254, 254)],
+    ),
+    "group_norm with a mean": (
+        "self.norm = nn.GroupNorm(8, 24)",
+        "return F.relu(self.norm(a)).mean([1, 2, 3, 4])",
+        [(64, 24, 22, 30, 30)],
+    ),
+    "masked_scan": ("", "return torch.cumsum(a * (b > 0), 1)", [(2048, 32768), (2048, 32768)]),
+    "column_reduction": ("", "return a.mean(1), a.sum(1, keepdim=True), a.argmax(1)", [(64, 1024, 1023)]),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY_BOUND)
+def test_kernels_bound_by_memory(cache: Path, name: str) -> None:
+    init, forward, shapes = MEMORY_BOUND[name]
+    task = make_task(model_source(forward, shapes, init or "pass"), "cuda")
+    device = gpu(torch.cuda.get_device_properties(0).multi_processor_count)
+    program = write_program(task, device, [name.split()[0]])
+    assert program.manifest is not None
+    for seed in range(2):
+        for mine, eager in errors(task, program, cache, seed=seed):
+            assert mine <= max(1e-6, 4 * eager)
+
+
+def test_a_loss_with_ignored_rows(cache: Path) -> None:
+    forward = "target = (b.abs() * 1000).long()\nreturn F.cross_entropy(a, torch.where(b > 1, -100, target))"
+    task = make_task(model_source(forward, [(8192, 4096), (8192,)]), "cuda")
+    program = write_program(task, gpu(), ["cross_entropy"])
+    assert program.manifest is not None
+    for seed in range(2):
+        for mine, eager in errors(task, program, cache, seed=seed):
+            assert mine <= max(1e-6, 4 * eager)
