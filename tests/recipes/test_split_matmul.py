@@ -80,6 +80,8 @@ def turned(value: torch.Tensor, across: bool) -> torch.Tensor:
         ((1, 5, 131, 75), 1, True, True),
         ((2, 17, 12, 65), 1, False, True),
         ((1, 9, 33, 600), 2, True, False),
+        ((1, 130, 18, 1030), 2, False, True),
+        ((2, 19, 6, 1024), 1, False, False),
     ],
 )
 def test_products_of_any_size_and_layout_are_as_accurate_as_float32(

@@ -16,7 +16,7 @@ from stitchcuda.recipes.normalise import op_name, tensor
 from stitchcuda.recipes.product_shapes import Product, product_of
 from stitchcuda.recipes.split_gemm import REACHED, STOCK_TILE, rates
 from stitchcuda.recipes.split_gemm_kernel import TILE, Tiling, tiles, tiling
-from stitchcuda.recipes.split_matmul_kernel import KEPT, name, notes, parts, source, supported
+from stitchcuda.recipes.split_matmul_kernel import KEPT, name, notes, parts, passes, source, supported
 
 WORTH = 1.25
 """Predicted speedup of a product below which the library keeps it."""
@@ -91,9 +91,10 @@ def seconds(found: Found, device: Device, chosen: Tiling) -> tuple[float, float]
     single, half, bandwidth = known
     p = found.product
     rows, columns = (size if size < 16 else -(-size // STOCK_TILE) * STOCK_TILE for size in (p.m, p.n))
-    operands = 4 * (p.a.batches * p.m * p.k + p.b.batches * p.n * p.k)
+    left, right = 4 * p.a.batches * p.m * p.k, 4 * p.b.batches * p.n * p.k
+    images = left * passes(p.k, p.a.k_step == 1) + right * passes(p.k, p.b.k_step == 1)
     out = 4 * p.batches * p.m * p.n
-    memory = (operands + out) / bandwidth
+    memory = (left + right + out) / bandwidth
     stock = max(2 * p.batches * rows * columns * p.k / single, memory) + 5e-6
     masked = found.kept != "all"
     if masked:
@@ -106,8 +107,7 @@ def seconds(found: Found, device: Device, chosen: Tiling) -> tuple[float, float]
     steps = -(-p.k // (cut * chosen.k_tile)) + RAMP
     flop = 6 * waves * device.multiprocessors * TILE * TILE * steps * chosen.k_tile
     multiplied = flop / (REACHED[chosen.wgmma] * half)
-    # Two readings of the operands and a writing of their images; then the images and the result.
-    own = 3 * operands / bandwidth + max(multiplied, memory) + 2 * (cut > 1) * cut * out / bandwidth + 15e-6
+    own = images / bandwidth + max(multiplied, memory) + 2 * (cut > 1) * cut * out / bandwidth + 15e-6
     return stock, own
 
 

@@ -19,6 +19,9 @@ KEPT = {"all": 0, "lower": 1, "upper": 2}
 MOST_CHUNKS, LEAST_CHUNK = 64, 512
 """How K is cut where the largest magnitudes are found, as the source has it."""
 
+WHOLE_K = 1024
+"""Sums up to which an operand is read once, as the source has it."""
+
 MOST_IN_GRID = 65535
 """Blocks along the grid's second and third dimension."""
 
@@ -58,6 +61,12 @@ def supported(batches: int, m: int, n: int, k: int) -> bool:
 def parts(batches: int, m: int, n: int, k: int, multiprocessors: int, chosen: Tiling) -> int:
     """In how many parts K is cut; 1 wherever there are several batches, whose blocks fill the device."""
     return splits(m, n, k, multiprocessors, chosen) if batches == 1 else 1
+
+
+def passes(k: int, along: bool) -> int:
+    """How often an operand goes through memory before it is multiplied; ``along``: neighbours along K are neighbours in
+    memory."""
+    return 2 if k <= WHOLE_K and (along or k > WHOLE_K // 2) else 3
 
 
 def notes(batches: int, rows: int, k: int, chosen: Tiling) -> int:

@@ -3,7 +3,7 @@
 // As in the linear layer's kernel, each row of a and each column of b is scaled by a power of two so that its largest
 // value lies in [2^14, 2^15), and split into hi + lo, both float16; hi·hi + hi·lo + lo·hi is summed in float32. Two
 // passes over memory make the images: `largest_values` finds the magnitudes, `split_tiles` writes the tiles, those
-// first that were read last. Both operands are [batches, rows, columns] here, columns being summed over, and contiguous
+// first that were read last; where K is short, `split_whole` keeps rows in registers and reads them once. Both operands are [batches, rows, columns] here, columns being summed over, and contiguous
 // along either rows or columns.
 //
 // Tiles of zeros are noted, and a product runs over the part of K between the first and the last tile where neither
@@ -20,29 +20,25 @@ struct Operand {
   long long batch_step, row_step, column_step;  // elements; row_step or column_step is 1
   __half* image;                                // [batches, row tiles, column tiles, 2, TILE, K_TILE]
   int* exponents;                               // [batches, rows]: x = image * 2^exponent, or PLAIN
-  unsigned* parts;  // [batches, chunks, rows]: largest finite magnitude in a chunk of columns, top bit: not all finite
+  unsigned* parts;  // [batches, chunks, rows]: bits of the largest magnitude in a chunk of columns
   int* occupied;    // [batches, row tiles, column tiles]: 0 where a tile is all zeros
   int batches, rows, columns, chunks, chunk;
   int vector;  // 16-byte loads are aligned
+  int whole;   // rows are short enough for `split_whole`
 };
 
 static __host__ __device__ __forceinline__ int pieces(int size, int piece) { return (size + piece - 1) / piece; }
 
-// Magnitudes as `parts` holds them.
-static __device__ __forceinline__ unsigned noted(float value) {
-  const unsigned bits = __float_as_uint(value) & 0x7fffffffu;
-  return bits < 0x7f800000u ? bits : 0x80000000u;
-}
-static __device__ __forceinline__ unsigned both(unsigned a, unsigned b) {
-  const unsigned x = a & 0x7fffffffu, y = b & 0x7fffffffu;
-  return (x > y ? x : y) | ((a | b) & 0x80000000u);
-}
+// A magnitude's bits: they order as magnitudes do, infinities and NaN last.
+static __device__ __forceinline__ unsigned noted(float value) { return __float_as_uint(value) & 0x7fffffffu; }
+static __device__ __forceinline__ unsigned both(unsigned a, unsigned b) { return a > b ? a : b; }
 static __device__ __forceinline__ unsigned noted(const float4& v) {
   return both(both(noted(v.x), noted(v.y)), both(noted(v.z), noted(v.w)));
 }
 
 // Blocks of `largest_values` for an operand; consecutive blocks read neighbouring memory.
 static __host__ __device__ __forceinline__ long long largest_blocks(const Operand& p) {
+  if (p.whole) return 0;
   return (long long)p.batches * p.chunks * pieces(p.rows, p.column_step == 1 ? PASS_WARPS : TILE);
 }
 
@@ -109,7 +105,7 @@ static __global__ void __launch_bounds__(PASS_THREADS) largest_values(const Oper
 
 // The exponent that brings a row whose `parts` joined to `largest` into float16's range.
 static __device__ __forceinline__ int exponent_of(unsigned largest) {
-  if (largest & 0x80000000u) return PLAIN;
+  if (largest >= 0x7f800000u) return PLAIN;
   const int biased = (int)(largest >> 23);
   return largest == 0 ? 0 : (biased == 0 ? 1 : biased) - 127 - 14;
 }
@@ -132,8 +128,11 @@ static __device__ __forceinline__ void store_split(const float (&values)[8], int
       make_uint4(packed(lo[0], lo[1]), packed(lo[2], lo[3]), packed(lo[4], lo[5]), packed(lo[6], lo[7]));
 }
 
-static __host__ __device__ __forceinline__ long long split_blocks(const Operand& p) {
+static __host__ __device__ __forceinline__ long long image_tiles(const Operand& p) {
   return (long long)p.batches * pieces(p.rows, TILE) * pieces(p.columns, K_TILE);
+}
+static __host__ __device__ __forceinline__ long long split_blocks(const Operand& p) {
+  return p.whole ? 0 : image_tiles(p);
 }
 
 constexpr int STEPS = TILE * CHUNKS / PASS_THREADS;
@@ -219,6 +218,85 @@ static __global__ void __launch_bounds__(PASS_THREADS) split_tiles(const Operand
   const long long first = split_blocks(a), block = first + split_blocks(b) - 1 - blockIdx.x;
   if (block < first) split_of(a, block, exponents, &any);
   else split_of(b, block - first, exponents, &any);
+}
+
+constexpr int WHOLE_THREADS = 512, WHOLE_ROWS = 16;
+constexpr int WHOLE_COLUMNS = WHOLE_THREADS / WHOLE_ROWS * 32;  // 32 values a thread
+
+static __host__ __device__ __forceinline__ long long whole_blocks(const Operand& p) {
+  return p.whole ? (long long)p.batches * pieces(p.rows, TILE) * (TILE / WHOLE_ROWS) : 0;
+}
+
+// Some rows of an operand, all of K at once. `occupied` is zero before.
+static __device__ __forceinline__ void whole_of(const Operand& p, long long block, unsigned (*shared)[WHOLE_ROWS]) {
+  const int groups = pieces(p.rows, TILE) * (TILE / WHOLE_ROWS), tiles = pieces(p.columns, K_TILE);
+  const int thread = (int)threadIdx.x, lane = thread % 32;
+  const bool along = p.column_step == 1;
+  const int batch = (int)(block / groups);
+  const int row = (int)(block % groups) * WHOLE_ROWS + (along ? thread / 32 : thread % WHOLE_ROWS);
+  // A warp's lanes have neighbouring pieces of a row, or 16 rows and four neighbouring pieces each.
+  const int first = along ? lane : thread / WHOLE_ROWS * 4, step = along ? 32 : 1;
+  const float* x = p.x + batch * p.batch_step + row * p.row_step;
+  float values[4][8];
+  if (along && p.vector && p.columns % 8 == 0) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = (first + i * step) * 8;
+      float4 v = make_float4(0.f, 0.f, 0.f, 0.f), w = v;
+      if (row < p.rows && column < p.columns) {
+        v = *reinterpret_cast<const float4*>(x + column);
+        w = *reinterpret_cast<const float4*>(x + column + 4);
+      }
+      values[i][0] = v.x, values[i][1] = v.y, values[i][2] = v.z, values[i][3] = v.w;
+      values[i][4] = w.x, values[i][5] = w.y, values[i][6] = w.z, values[i][7] = w.w;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        const int column = (first + i * step) * 8 + j;
+        values[i][j] = row < p.rows && column < p.columns ? x[column * p.column_step] : 0.f;
+      }
+    }
+  }
+  unsigned largest = 0;
+#pragma unroll
+  for (int i = 0; i < 32; ++i) largest = both(largest, noted(values[i / 8][i % 8]));
+#pragma unroll
+  for (int offset = 16; offset > 0; offset >>= 1) {
+    const unsigned other = __shfl_xor_sync(0xffffffffu, largest, offset);
+    // Across rows, only lanes that are 16 apart have the same one.
+    if (along || offset == WHOLE_ROWS) largest = both(largest, other);
+  }
+  if (!along) {
+    if (lane < WHOLE_ROWS) shared[thread / 32][lane] = largest;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < WHOLE_THREADS / 32; ++i) largest = both(largest, shared[i][thread % WHOLE_ROWS]);
+  }
+  const int exponent = exponent_of(largest);
+  if (row < p.rows && first == 0) p.exponents[(long long)batch * p.rows + row] = exponent;
+  const long long row_tile = (long long)batch * pieces(p.rows, TILE) + row / TILE;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int chunk = first + i * step;
+    const long long place = row_tile * tiles + chunk / CHUNKS;
+    if (chunk >= tiles * CHUNKS) continue;
+    unsigned nonzero = 0;
+#pragma unroll
+    for (int j = 0; j < 8; ++j) nonzero |= __float_as_uint(values[i][j]) << 1;
+    if (nonzero != 0) p.occupied[place] = 1;
+    __half* to = p.image + place * (2 * PLANE) + row % TILE * K_TILE;
+    store_split(values[i], exponent, to + swizzled(row % TILE, chunk % CHUNKS) * 8);
+  }
+}
+
+static __global__ void __launch_bounds__(WHOLE_THREADS, SPLIT_GEMM_WGMMA ? 2 : 1) split_whole(const Operand a, const Operand b) {
+  __shared__ unsigned shared[WHOLE_THREADS / 32][WHOLE_ROWS];
+  const long long block = blockIdx.x, first = whole_blocks(a);
+  if (block < first) whole_of(a, block, shared);
+  else whole_of(b, block - first, shared);
 }
 
 enum Kept { ALL = 0, LOWER = 1, UPPER = 2 };
@@ -357,8 +435,9 @@ static Operand operand(const float* x, __half* image, int*& notes, long long bat
   p.parts = reinterpret_cast<unsigned*>(notes);
   notes += (long long)p.batches * p.chunks * rows;
   p.occupied = notes;
-  notes += split_blocks(p);
+  notes += image_tiles(p);
   const long long steps = batch_step | (column_step == 1 ? row_step : column_step);
+  p.whole = p.columns <= WHOLE_COLUMNS && (column_step == 1 || p.columns > WHOLE_COLUMNS / 2);
   p.vector = steps % 4 == 0 && reinterpret_cast<uintptr_t>(x) % 16 == 0;
   return p;
 }
@@ -375,11 +454,20 @@ extern "C" int @MATMUL@(const float* a, const float* b, float* out, __half* a_im
   Operand left = operand(a, a_image, notes, batches, m, k, a_batch_step, a_row_step, a_k_step);
   Operand right = operand(b, b_image, notes, batches, n, k, b_batch_step, b_column_step, b_k_step);
   void* operands[] = {&left, &right};
-  const dim3 reading((unsigned)(largest_blocks(left) + largest_blocks(right)));
-  cudaError_t error = cudaLaunchKernel(largest_values, reading, dim3(PASS_THREADS), operands, 0, on);
-  if (error != cudaSuccess) return (int)error;
-  const dim3 writing((unsigned)(split_blocks(left) + split_blocks(right)));
-  error = cudaLaunchKernel(split_tiles, writing, dim3(PASS_THREADS), operands, 0, on);
+  const long long reading = largest_blocks(left) + largest_blocks(right);
+  const long long writing = split_blocks(left) + split_blocks(right);
+  const long long whole = whole_blocks(left) + whole_blocks(right);
+  cudaError_t error = cudaSuccess;
+  for (const Operand* p : {&left, &right}) {
+    if (p->whole && error == cudaSuccess)
+      error = cudaMemsetAsync(p->occupied, 0, (size_t)image_tiles(*p) * sizeof(int), on);
+  }
+  if (whole > 0 && error == cudaSuccess)
+    error = cudaLaunchKernel(split_whole, dim3((unsigned)whole), dim3(WHOLE_THREADS), operands, 0, on);
+  if (reading > 0 && error == cudaSuccess)
+    error = cudaLaunchKernel(largest_values, dim3((unsigned)reading), dim3(PASS_THREADS), operands, 0, on);
+  if (writing > 0 && error == cudaSuccess)
+    error = cudaLaunchKernel(split_tiles, dim3((unsigned)writing), dim3(PASS_THREADS), operands, 0, on);
   if (error != cudaSuccess) return (int)error;
   error = cudaFuncSetAttribute(split_multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED_BYTES);
   if (error != cudaSuccess) return (int)error;
