@@ -43,9 +43,11 @@ def test_one_profile_in_all_its_forms_and_compared_with_the_task(home: Path, cac
         (("small.py", "--source", "perf"), "unknown source 'perf'"),
         (("small.py", "--compare"), "needs a PROGRAM"),
         (("small.py", "--before", "small.py"), "is no Profile"),
+        (("small.py", "--before", "binary"), "binary is no Profile"),
     ],
 )
 def test_wrong_use_is_a_sentence(words: tuple[str, ...], says: str, home: Path, cache: Path) -> None:
+    (home / "binary").write_bytes(b"\x7fELF\xff\xfe")
     done = stitchcuda("profile", *words, "--target", "cpu", cache=cache, cwd=home)
     assert done.returncode == 2
     assert says in " ".join(done.stderr.split())

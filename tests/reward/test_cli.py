@@ -195,6 +195,7 @@ def test_a_calibrated_judge_is_known_by_its_name(run: Callable[..., Result], hom
         (("small.py", "native", "--baseline", "mine"), "unknown baseline 'mine'"),
         (("small.py", "native", "--feedback", "small.py"), "name it with --improves"),
         (("small.py", "native", "--step", "small.py"), "is no Step"),
+        (("small.py", "native", "--step", "binary"), "binary is no Step"),
         (("small.py",), "name the PROGRAM"),
         (("native/manifest.json",), "is not what was seen of a program"),
         (("small.py", "native", "--judge", "mine"), "is not a model"),
@@ -202,7 +203,8 @@ def test_a_calibrated_judge_is_known_by_its_name(run: Callable[..., Result], hom
         (("calibrate", "native/manifest.json", "--judge", "openai:x"), "is no program with known marks"),
     ],
 )
-def test_wrong_use_is_a_sentence(words: tuple[str, ...], says: str, run: Callable[..., Result]) -> None:
+def test_wrong_use_is_a_sentence(words: tuple[str, ...], says: str, home: Path, run: Callable[..., Result]) -> None:
+    (home / "binary").write_bytes(b"\x7fELF\xff\xfe")
     done = run(*words)
     assert isinstance(done.exception, StitchError)
     assert says in str(done.exception)

@@ -138,8 +138,8 @@ def _read(path: Path) -> Profile:
 
     try:
         return Profile.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
-        first = str(error).splitlines()[0]
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
+        first = " ".join(str(error).splitlines()[:3])
         raise StitchError(f"{path} is no Profile ({first}); make one with 'stitchcuda profile TASK --json'") from None
 
 

@@ -319,6 +319,6 @@ def _read(path: Path, model: type[Document]) -> Document:
 
     try:
         return model.model_validate_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as error:
+    except (OSError, UnicodeDecodeError, ValidationError) as error:
         first = " ".join(str(error).splitlines()[:3])
         raise StitchError(f"{path} is no {model.__name__} ({first}); a run's journal holds them") from None
