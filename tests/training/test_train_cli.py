@@ -84,6 +84,21 @@ def test_rows_that_do_not_fit_are_counted_and_none_is_an_error(place: Path, tmp_
     assert not (tmp_path / "out" / "train.json").exists()  # so that it can be tried again there
 
 
+def test_a_model_is_looked_at_as_it_is(place: Path, tmp_path: Path) -> None:
+    words = ["--preset", "tiny-cpu", "--data", place / "data", "--model", place / "model"]
+    more = ["--compute", f"recorded:{place / 'recorded.jsonl'}", "--set", "lengths.completion=2"]
+    many = [*more, "--set", "held_out.samples=16"]
+    found = [train("evaluate", *words, *many, "--out", tmp_path / name, "--seed", 5, "--json") for name in "ab"]
+    assert [one.exit_code for one in found] == [0, 0], found[0].output
+    first, again = (json.loads(one.stdout) for one in found)
+    assert (first["stopped"], first["rows"]) == ("looked", {"held_out": 2})
+    assert 0 < first["held_out"]["eval_reward/correct"] < first["held_out"]["eval_group/solved"] <= 1
+    assert first["held_out"]["eval_reward"] == again["held_out"]["eval_reward"]
+    told = train("evaluate", *words, *more, "--out", tmp_path / "c")
+    assert "2 held-out rows:" in told.stdout
+    assert "reward/correct: " in told.stdout
+
+
 def test_grpo_and_its_resumption_from_the_command_line(place: Path, tmp_path: Path) -> None:
     out = tmp_path / "grpo"
     words = ["--preset", "tiny-cpu", "--data", place / "data", "--model", place / "model", "--out", out]

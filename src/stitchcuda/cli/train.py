@@ -37,6 +37,7 @@ def register(app: typer.Typer) -> None:
 
     group.command("sft")(sft)
     group.command("grpo")(grpo)
+    group.command("evaluate")(evaluate)
     group.command("resume")(resume)
     group.command("merge")(merge)
     group.command("presets")(presets)
@@ -84,20 +85,36 @@ def grpo(
     as_json: Annotated[bool, _JSON] = False,
 ) -> None:
     """Train with measured rewards on both skills, interleaved."""
-    from stitchcuda.compute import check_where
     from stitchcuda.errors import StitchError
 
     if target not in ("auto", "cuda", "cpu"):
         raise StitchError(f"unknown target '{target}'; use auto, cuda or cpu")
     if engine not in ("trl", "verl"):
         raise StitchError(f"unknown engine '{engine}'; use trl or verl")
-    recorded = compute.startswith("recorded:")
-    where = f"recorded:{Path(compute.partition(':')[2]).absolute()}" if recorded else check_where(compute)
+    where = _where(compute)
     chosen = _settings("grpo", preset, config, settings, steps, seconds, seed)
     if engine == "verl":
         _verl(chosen, data, model, out, where, target, dry_run)  # type: ignore[arg-type]
         return
     _begin("grpo", chosen, data, model, out, where, target, as_json)
+
+
+def evaluate(
+    data: Annotated[Path, _DATA],
+    model: Annotated[str, _MODEL],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Where what was seen is written.")],
+    preset: Annotated[str, _PRESET] = "one-gpu",
+    config: Annotated[Path | None, _CONFIG] = None,
+    settings: Annotated[list[str] | None, _SET] = None,
+    seed: Annotated[int | None, _SEED] = None,
+    compute: Annotated[
+        str, typer.Option(help="Where programs are measured: local, spool:DIR, ray[:ADDRESS] or recorded:PATH.")
+    ] = "local",
+    as_json: Annotated[bool, _JSON] = False,
+) -> None:
+    """Look at held-out rows with a model as it is: its rewards, and how much of it is correct and honest."""
+    chosen = _settings("grpo", preset, config, settings, None, None, seed)
+    _begin("grpo", chosen, data, model, out, _where(compute), "auto", as_json, only_look=True)
 
 
 def resume(
@@ -151,6 +168,15 @@ def presets(name: Annotated[str, typer.Argument(metavar="[NAME]", help="One of t
         typer.echo(each)
 
 
+def _where(compute: str) -> str:
+    """A place with whole paths. Raises StitchError for other words."""
+    from stitchcuda.compute import check_where
+
+    if compute.startswith("recorded:"):
+        return f"recorded:{Path(compute.removeprefix('recorded:')).absolute()}"
+    return check_where(compute)
+
+
 def _settings(
     kind: Kind,
     preset: str,
@@ -175,7 +201,16 @@ def _settings(
 
 
 def _begin(
-    kind: Kind, config: TrainConfig, data: Path, model: str, out: Path, compute: str, target: str, as_json: bool
+    kind: Kind,
+    config: TrainConfig,
+    data: Path,
+    model: str,
+    out: Path,
+    compute: str,
+    target: str,
+    as_json: bool,
+    *,
+    only_look: bool = False,
 ) -> None:
     from stitchcuda.errors import StitchError
     from stitchcuda.training.checkpoint import STARTED, Started, data_digest, held, latest, write_started
@@ -196,6 +231,7 @@ def _begin(
         compute=compute,
         target=target,
         versions=versions(),
+        only_look=only_look,
     )
     with held(out, main=_main()):
         if _main():
@@ -247,6 +283,11 @@ def _tell(result: Result, as_json: bool) -> None:
     if _main():
         if as_json:
             typer.echo(result.model_dump_json(indent=1))
+        elif result.stopped == "looked":
+            typer.echo(f"{result.rows['held_out']} held-out rows:")
+            for name, value in result.held_out.items():
+                if name.startswith(("eval_reward", "eval_group/solved", "eval_scratch/", "eval_improve/")):
+                    typer.echo(f"  {name.removeprefix('eval_')}: {value:.4g}")
         else:
             typer.echo(f"{result.stopped} at step {result.step} of {result.steps}; the weights are in {result.model}")
             spent = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in sorted(result.seconds.items()))

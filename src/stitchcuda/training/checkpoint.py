@@ -49,6 +49,7 @@ class Started(BaseModel):
     compute: str = Field(default="local", description="where completions are measured; recorded:PATH runs nothing")
     target: str = Field(default="auto", description="auto, cuda or cpu: what programs are measured on")
     versions: dict[str, str] = Field(default_factory=dict)
+    only_look: bool = Field(default=False, description="look at held-out rows, and train nothing")
 
 
 class Result(BaseModel):
@@ -57,7 +58,7 @@ class Result(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: Kind
-    stopped: str = Field(description="done, or why before its last step: seconds, signal, unscored")
+    stopped: str = Field(description="done, looked, or why before its last step: seconds, signal, unscored")
     step: int
     steps: int = Field(description="of the whole training")
     model: str = Field(description="folder of the result: LoRA weights or all of them")

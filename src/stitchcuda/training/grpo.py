@@ -25,7 +25,17 @@ from stitchcuda.training.metrics import MetricsFile, starts
 from stitchcuda.training.metrics_trainer import Keeper, Stops, new_phases
 from stitchcuda.training.model import Row
 from stitchcuda.training.prompts_rl import Fitted, fitted, held_out_rows, interleaved
-from stitchcuda.training.start import Tell, adapter_config, common_arguments, finish, need_rows, processes, rank, silent
+from stitchcuda.training.start import (
+    Tell,
+    adapter_config,
+    common_arguments,
+    finish,
+    looked_at,
+    need_rows,
+    processes,
+    rank,
+    silent,
+)
 
 
 def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tell: Tell = silent) -> Result:
@@ -38,6 +48,8 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
     """
     config = started.config
     phases, stops = new_phases(), Stops(config.seconds, config.cycle)
+    if started.only_look:
+        config = config.model_copy(update={"grpo": config.grpo.model_copy(update={"kl": 0.0})})
     with phases.phase("load"):
         origin = Origin(started.base, tuple(started.merged))
         tokenizer = load_tokenizer(origin)
@@ -45,11 +57,14 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
         data = Path(started.data)
         train = fitted(data, "train", tokenizer, config.lengths, options, answers=False)
         need_rows(train.rows, data)
-        looking = config.held_out.every or config.held_out.at_start or config.held_out.at_end
+        looking = started.only_look or config.held_out.every or config.held_out.at_start or config.held_out.at_end
         look = (
             fitted(data, "held_out", tokenizer, config.lengths, options, answers=False) if looking else Fitted([], {})
         )
         looked = held_out_rows(look.rows, config.held_out.rows)
+        if started.only_look:
+            need_rows(looked, data, "held_out")
+        refuse_wrong_reference(config, origin)
         arguments = grpo_arguments(config, out, looks=bool(looked))
         checkpoint = latest(out, processes())
     rows = [*train.rows, *looked]
@@ -71,11 +86,14 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
                 train_dataset=training_set([prepare(row) for row in train.rows], config),
                 eval_dataset=Dataset.from_list([columns_of(prepare(row)) for row in looked]) if looked else None,
                 processing_class=tokenizer,
-                peft_config=adapter_config(config),
+                peft_config=None if started.only_look else adapter_config(config),
                 callbacks=[keeper],
             )
         trainer.remove_callback(PrinterCallback)
         try:
+            if started.only_look:
+                trainer.evaluate()
+                return looked_at(started, out, keeper, phases, looked)
             with stops.listening():
                 if checkpoint is None and looked and config.held_out.at_start:
                     trainer.evaluate()
@@ -83,6 +101,15 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
             return finish(started, out, trainer, keeper, phases, train, looked)
         finally:
             rewarder.close()
+
+
+def refuse_wrong_reference(config: TrainConfig, origin: Origin) -> None:
+    """Raises TrainingError where TRL would measure the divergence from another model than the one begun with."""
+    if config.grpo.kl and config.lora is None and origin.merged:
+        raise TrainingError(
+            "with all weights trained and grpo.kl above 0, the model to stay near is read from its folder, without the "
+            "adapters that are added to it; write it whole by `stitchcuda train merge`, and begin with that"
+        )
 
 
 def training_set(rows: Sequence[Row], config: TrainConfig) -> Dataset:

@@ -93,6 +93,10 @@ class Rewarder:
             for outcome in self.outcomes
         ]
 
+    def correct(self) -> list[float]:
+        """1 for each completion of the last batch that was correct and honest, else 0."""
+        return [float(isinstance(one, Reward) and one.correct and not one.hack) for one in self.outcomes]
+
     @property
     def failing(self) -> bool:
         """The machine failed on more of the last samplings' completions than is allowed."""

@@ -36,7 +36,7 @@ class GroupTrainer(Measured, GRPOTrainer):  # type: ignore[misc]
                 f"this version of TRL has no {', '.join(missing)}; install trl>=1.16,<2 as constraints.txt has it"
             )
         self._asked: list[dict[str, Any]] = []
-        self._rewards = self._noise = torch.empty(0)
+        self._rewards = self._noise = self._correct = torch.empty(0)
         super().__init__(*arguments, **named)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -53,6 +53,7 @@ class GroupTrainer(Measured, GRPOTrainer):  # type: ignore[misc]
         log["group/floor"].append(float(found.floor.mean()))
         log["group/floored"].append(found.floored)
         log["group/alike"].append(found.alike)
+        log["group/solved"].append(float(self._correct.view(-1, size).amax(dim=1).mean()))
         log["group/unscored"].append(1 - float(found.scored.sum()) / self._rewards.numel())
         return output
 
@@ -94,7 +95,8 @@ class GroupTrainer(Measured, GRPOTrainer):  # type: ignore[misc]
         self.rewarder.step = self.state.global_step
         with self.phases.phase("reward"):
             rewards = super()._calculate_rewards(*arguments, **named)
-        noise = torch.tensor(self.rewarder.noise(), dtype=torch.float32, device=rewards.device)
-        self._noise = self.accelerator.gather(noise).cpu()
+        seen = torch.tensor([self.rewarder.noise(), self.rewarder.correct()], dtype=torch.float32).T
+        gathered = self.accelerator.gather(seen.contiguous().to(rewards.device)).cpu()
+        self._noise, self._correct = gathered[:, 0], gathered[:, 1]
         self._rewards = rewards[:, 0].detach().cpu()
         return rewards

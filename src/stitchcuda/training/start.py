@@ -10,11 +10,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from stitchcuda.errors import DeviceError, TrainingError
+from stitchcuda.errors import DeviceError, ToolMissing, TrainingError
 from stitchcuda.training.checkpoint import ADAPTER, CHECKPOINTS, MODEL, Result, Started, write_result
 from stitchcuda.training.checkpoint_model import NEEDED
 from stitchcuda.training.config import Optimizer, TrainConfig
-from stitchcuda.training.model import Row
+from stitchcuda.training.model import Part, Row
 from stitchcuda.training.phases import Phases
 from stitchcuda.training.prompts_rl import Fitted
 
@@ -61,6 +61,8 @@ def common_arguments(config: TrainConfig, out: Path, optimizer: Optimizer) -> di
     import torch
 
     trackers = [name for name in config.report if name != "tensorboard" or _tensorboard()]
+    if absent := [name for name in trackers if name != "tensorboard" and importlib.util.find_spec(name) is None]:
+        raise ToolMissing(f"report names {', '.join(absent)}, which is not installed; install it, or set report=[]")
     return {
         "output_dir": str(out / CHECKPOINTS),
         "seed": config.seed,
@@ -151,6 +153,25 @@ def finish(
     return result
 
 
+def looked_at(started: Started, out: Path, keeper: Any, phases: Phases, looked: Sequence[Row]) -> Result:
+    """Write what a look at held-out rows showed."""
+    phases.take()
+    result = Result(
+        kind=started.kind,
+        stopped="looked",
+        step=0,
+        steps=0,
+        model=started.merged[-1] if started.merged else started.base,
+        seconds={key: round(value, 3) for key, value in phases.total.items()},
+        peak_bytes={key: value for key, value in phases.peaks.items() if value},
+        rows={"held_out": len(looked)},
+        held_out=_plain(keeper.last.get("eval", {})),
+    )
+    if rank() == 0:
+        write_result(out, result)
+    return result
+
+
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, (int, float, str))}
 
@@ -159,7 +180,7 @@ def _tensorboard() -> bool:
     return any(importlib.util.find_spec(name) is not None for name in ("tensorboard", "tensorboardX"))
 
 
-def need_rows(rows: Sequence[Row], folder: Path) -> None:
-    """Raises TrainingError where there is nothing to train on."""
+def need_rows(rows: Sequence[Row], folder: Path, part: Part = "train") -> None:
+    """Raises TrainingError where a part that is needed has no row."""
     if not rows:
-        raise TrainingError(f"{folder} has no row to train on; build the data set with more tasks")
+        raise TrainingError(f"{folder / part}.parquet has no row; build the data set with more tasks")
