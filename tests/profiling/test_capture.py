@@ -96,8 +96,10 @@ def test_no_profiler_is_reachable_from_where_verdicts_are_made() -> None:
 
 
 def test_a_reference_is_recorded_and_made_a_profile() -> None:
-    found = measure(subject(), CPU, keep=True)
+    found = measure(subject(), CPU, keep=True, counters=1)
     profile = found.profile
+    assert profile.device == CPU.name
+    assert [remark for remark in profile.remarks if remark.startswith("without counters: Nsight Compute")]
     assert (profile.source, profile.subject) == ("kineto", "reference")
     assert len(found.recording.windows(CALL)) == 3
     assert {"aten::addmm", "aten::clamp_min"} & {kernel.name for kernel in profile.kernels}

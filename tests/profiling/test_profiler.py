@@ -14,6 +14,7 @@ from stitchcuda.profiling.capture import Taken
 from stitchcuda.profiling.model import Cause
 from stitchcuda.profiling.profiler import SHOWN, from_recording, least_bytes, profile
 from stitchcuda.profiling.recording import CALL, ApiCall, DeviceOp, Range, Recording
+from stitchcuda.profiling.sass import parse as parse_sass
 from stitchcuda.task.model import Target, TaskFacts, TensorFacts
 from tests.profiling.test_kernel_rules import CASES
 
@@ -167,6 +168,19 @@ def test_a_recording_of_a_call_that_waits_says_what_waiting_costs() -> None:
     assert sum(line.idle_seconds.values()) == pytest.approx(line.gap_seconds, rel=0.02)
     assert "predicted" in found.suggestion
     assert "saves" in found.suggestion
+
+
+def test_machine_code_of_own_kernels_stands_in_the_evidence() -> None:
+    us = 1000
+    ops = [DeviceOp(0, 990 * us, "kernel", "kernel", 7, 0)]
+    api = [ApiCall(0, 5 * us, "cudaLaunchKernel", 1, 0)]
+    recording = Recording("nsys", "2025.3", ops=ops, api=api, ranges=[Range(0, 1000 * us, CALL, 1)]).sort()
+    listing = "\tFunction : kernel\n        /*0010*/                   STL [R1], R4 ;   /* 0x0 */\n"
+    code = parse_sass(listing, " Function kernel:\n  REG:32 STACK:304 SHARED:0 LOCAL:0")
+    found = from_recording(
+        Taken(recording, 1e-3, 1e-3), subject="program", device=GPU, counters=[CASES["spilling"]], sass=code
+    )
+    assert "304 bytes of stack" in found.diagnoses[0].evidence
 
 
 def test_a_kernels_cause_stands_for_the_call_only_where_both_say_the_same() -> None:

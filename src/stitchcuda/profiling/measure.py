@@ -9,6 +9,7 @@ from pathlib import Path
 from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
 from stitchcuda.evaluation.telemetry import own_names
 from stitchcuda.hardware.model import Device
+from stitchcuda.profiling import sass
 from stitchcuda.profiling.capture import Source, Subject, record
 from stitchcuda.profiling.counting import Counted, count
 from stitchcuda.profiling.leaks import leaks
@@ -16,6 +17,7 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.profiler import from_recording, least_bytes
 from stitchcuda.profiling.recording import Recording
 from stitchcuda.profiling.rules import Work
+from stitchcuda.profiling.sass import KernelSass
 from stitchcuda.program.model import Program
 
 COUNTED_SHARE = 0.02
@@ -52,7 +54,7 @@ def measure(
     own = own_names(program, kernels) if program is not None else frozenset[str]()
     facts, precision = subject.facts or taken.facts, subject.task.precision
     which = "program" if program is not None else "reference"
-    counted = Counted([])
+    counted, code = Counted([]), list[KernelSass]()
     files = dict(taken.kept) if keep else {}
 
     def summary(counted: Counted) -> Profile:
@@ -65,6 +67,7 @@ def measure(
             flops=flops,
             own=own,
             counters=counted.kernels,
+            sass=code,
         )
 
     profile = summary(counted)
@@ -74,10 +77,14 @@ def measure(
             if wanted:
                 counted = count(subject, list(dict.fromkeys(wanted))[:counters], keep_report=keep)
                 taken.remarks += counted.remarks
+                code = _machine_code(subject.folder, taken.remarks)
                 if counted.report is not None:
                     files["rep.ncu-rep"] = counted.report
         except (ToolMissing, ProfilerError) as error:
             taken.remarks.append(f"without counters: {error}")
+        profile = summary(counted)
+    elif counters:
+        taken.remarks.append("without counters: Nsight Compute reads those of GPUs, and the target is cpu")
         profile = summary(counted)
     if taken.confinement != "full":
         taken.remarks.append(f"confined {taken.confinement}")
@@ -85,6 +92,17 @@ def measure(
     least = least_bytes(facts, precision) if facts is not None else 0.0
     work = Work(least, flops or taken.flops, precision)
     return Profiled(profile, taken.recording, work, files)
+
+
+def _machine_code(folder: Path | None, remarks: list[str]) -> list[KernelSass]:
+    """The machine code of a built Program's own libraries; what cannot be read is remarked."""
+    found: list[KernelSass] = []
+    for library in sorted(folder.glob("*.so")) if folder is not None else ():
+        try:
+            found += sass.read(library)
+        except (ToolMissing, ProfilerError) as error:
+            remarks.append(f"machine code not read: {error}")
+    return found
 
 
 def keep_files(files: dict[str, bytes], folder: Path) -> list[Path]:

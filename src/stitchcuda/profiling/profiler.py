@@ -25,6 +25,7 @@ from stitchcuda.profiling.model import (
 )
 from stitchcuda.profiling.remedies import FIRST, suggestion
 from stitchcuda.profiling.rules import BOTTLENECK_OF, Work, call_cause, judge, milliseconds
+from stitchcuda.profiling.sass import KernelSass
 from stitchcuda.task.model import Precision, TaskFacts, TensorFacts
 
 if TYPE_CHECKING:
@@ -105,8 +106,10 @@ def from_recording(
     flops: float = 0.0,
     own: frozenset[str] = frozenset(),
     counters: Sequence[KernelCounters] = (),
+    sass: Sequence[KernelSass] = (),
 ) -> Profile:
-    """A Profile of the calls in a recording, seconds per call; ``own`` are the names of the Program's own kernels.
+    """A Profile of the calls in a recording, seconds per call; ``own`` are the names of the Program's own kernels, and
+    ``sass`` their machine code, which adds to the evidence of kernels with ``counters``.
 
     The wall time is the one measured without the profiler. Idle time and its causes are what the recording shows,
     scaled to the gap that is left of that wall time, since a profiler makes the host slower and not the device. On cpu
@@ -149,7 +152,7 @@ def from_recording(
     work = None if facts is None else Work(least_bytes(facts, precision), flops or taken.flops, precision)
     verdict = judge(line, kernels, device, work)
     cause, evidence = call_cause(line, device)
-    diagnoses = rank(counters, kernels, wall, device=device)
+    diagnoses = rank(counters, kernels, wall, device=device, sass=sass)
     told = suggestion(line, kernels, device, work)
     best = suggestions(line, kernels, diagnoses, device=device, work=work, limit=1)
     if cause != "none":
