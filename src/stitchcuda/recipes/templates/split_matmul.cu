@@ -346,13 +346,14 @@ static __device__ __forceinline__ Work work_of(const Gemm& p, int k_tiles) {
   work.b_tile = b_first + (n_tile < n_tiles ? n_tile : n_tiles - 1);
   int low = work.last, high = work.first;
   for (int i = work.first + (int)threadIdx.x % 32; i < work.last; i += 32) {
-    int occupied = 0;
+    const int left = p.a_occupied[work.a_tile * k_tiles + i];
+    int right = 0;
 #pragma unroll
     for (int j = 0; j < CLUSTER; ++j) {
       const int other = n_first + j < n_tiles ? n_first + j : n_tiles - 1;
-      occupied |= p.b_occupied[(b_first + other) * k_tiles + i];
+      right |= p.b_occupied[(b_first + other) * k_tiles + i];
     }
-    if (occupied == 0 || p.a_occupied[work.a_tile * k_tiles + i] == 0) continue;
+    if (left == 0 || right == 0) continue;
     low = i < low ? i : low;
     high = i + 1;
   }
