@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stitchcuda.hardware.model import Ceilings, Device
 from stitchcuda.profiling import rules, thresholds
-from stitchcuda.profiling.diagnosis import diagnose, rank, short
+from stitchcuda.profiling.diagnosis import diagnose, rank, spelling
 from stitchcuda.profiling.kernel_rules import causes, is_matrix
 from stitchcuda.profiling.metrics import NAMES, Facts
 from stitchcuda.profiling.model import Cause, KernelCounters, KernelTime
@@ -209,13 +209,13 @@ def test_diagnoses_are_ranked_by_the_gain_of_the_whole_call() -> None:
     ],
 )
 def test_names_agree_between_tools(one: str, other: str) -> None:
-    assert short(one) == short(other)
+    assert spelling(one) == spelling(other)
 
 
 def test_instances_of_one_template_are_different_kernels() -> None:
     relu = "void at::native::elementwise<(int)4, at::native::clamp(at::Base &)::[lambda()]>(int, T2)"
-    assert short(relu) != short(relu.replace("clamp", "add"))
-    assert short(relu) != short(relu.replace("(int)4", "(int)2"))
+    assert spelling(relu) != spelling(relu.replace("clamp", "add"))
+    assert spelling(relu) != spelling(relu.replace("(int)4", "(int)2"))
 
 
 def test_a_kernel_that_two_tools_spell_differently_and_two_operators_launch_counts_whole() -> None:
@@ -232,7 +232,7 @@ def test_a_kernel_that_two_tools_spell_differently_and_two_operators_launch_coun
 def test_hostile_names_take_no_time() -> None:
     began = time.monotonic()
     for name in ("(" * 20_000, "(" + "a " * 10_000, "a" * 20_000, "<" * 20_000 + ")" * 20_000, "::" * 10_000):
-        short(name)
+        spelling(name)
     assert time.monotonic() - began < 2
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from stitchcuda.profiling.diagnosis import short
+from stitchcuda.profiling.diagnosis import spelling
 from stitchcuda.profiling.families import family
 from stitchcuda.profiling.model import KernelTime, Profile
 
@@ -125,7 +125,7 @@ def _by_name(kernels: list[KernelTime]) -> dict[str, KernelTime]:
     """By name, kernels of one name under several operators summed."""
     found: dict[str, KernelTime] = {}
     for kernel in kernels:
-        key = short(kernel.name)
+        key = spelling(kernel.name)
         if key in found:
             known = found[key]
             sums = {

@@ -100,10 +100,10 @@ def rank(
     """
     rows: dict[str, list[KernelTime]] = {}
     for kernel in kernels:
-        rows.setdefault(short(kernel.name), []).append(kernel)
+        rows.setdefault(spelling(kernel.name), []).append(kernel)
     found = []
     for one in counters:
-        known = rows.get(short(one.name), [])
+        known = rows.get(spelling(one.name), [])
         seconds = sum(kernel.seconds for kernel in known) or one.seconds
         share = min(seconds / wall_seconds, 1.0) if wall_seconds > 0 else 0.0
         operator = max(known, key=lambda kernel: kernel.seconds).operator if known else ""
@@ -156,8 +156,8 @@ _QUALIFIER = re.compile(r"(?:\b\w+|<unnamed>)::")
 _LAMBDA = re.compile(r"\{lambda(\([^{}]*\))#(\d+)\}")
 
 
-def short(name: str) -> str:
-    """A name that the tools agree on: without namespaces, parameters and spaces, template values without their types.
+def spelling(name: str) -> str:
+    """A key that the tools agree on, not for people: no namespaces, parameters, spaces and types of template values.
 
     Nsight Systems writes ``at::native::f<(int)4, (bool)1>(int)``, Nsight Compute ``void at::f<4, 1>(int)``, Kineto
     ``void at::native::f<4, true>(int)``.
@@ -174,3 +174,9 @@ def short(name: str) -> str:
     text = re.sub(r"\bvoid ", "", text)
     text = re.sub(r"\btrue\b", "1", re.sub(r"\bfalse\b", "0", text)).replace(" ", "")
     return _LAMBDA.sub(r"[lambda\1(instance\2)]", text)
+
+
+def short(name: str) -> str:
+    """A name for people, in which spaces and the spelling of the anonymous namespace do not differ between tools."""
+    text = name.replace("(anonymous namespace)", "<unnamed>").removeprefix("void ").replace(" ", "")
+    return text.split("(", 1)[0] if text.endswith(")") else text
