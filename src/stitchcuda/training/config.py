@@ -103,12 +103,15 @@ class Grpo(_Section):
     )
     vllm_memory: float = Field(default=0.35, gt=0, lt=1, description="share of the GPU's memory that vLLM may take")
     vllm_parallel: int = Field(default=1, ge=1, description="GPUs that share one copy of the model in vLLM")
+    vllm_sleep: bool = Field(default=False, description="vLLM gives its memory back while the model is updated")
     vllm_url: str = Field(default="http://127.0.0.1:8000", description="of the server")
     chunks: int = Field(
-        default=1,
-        ge=1,
-        description="parts that a sampling is split into: each is measured while the next is sampled. 1 where programs "
-        "are timed on the GPU that samples, since that would disturb their times",
+        default=1, ge=1, description="parts that a sampling is split into, one after another: less memory, more time"
+    )
+    early: bool = Field(
+        default=True,
+        description="measure each chunk while the next is sampled. Off where programs are timed on the GPU that samples: "
+        "that would disturb their times",
     )
     optimizer: Optimizer = Field(default_factory=lambda: Optimizer(rate=1e-5, warmup=5))
 

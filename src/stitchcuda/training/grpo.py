@@ -181,6 +181,7 @@ def vllm_arguments(config: TrainConfig) -> dict[str, Any]:
     return {
         **found,
         "vllm_gpu_memory_utilization": grpo.vllm_memory,
+        "vllm_enable_sleep_mode": grpo.vllm_sleep,
         "vllm_tensor_parallel_size": grpo.vllm_parallel,
         "vllm_max_model_length": config.lengths.prompt + config.lengths.completion,
     }

@@ -77,7 +77,7 @@ class GroupTrainer(Measured, GRPOTrainer):  # type: ignore[misc]
             ids += new
             if probs is not None:
                 logprobs = [*(logprobs or []), *probs]
-            if len(parts) > 1 and end < len(prompt_ids):
+            if self.grpo.early and end < len(prompt_ids):
                 texts = self.processing_class.batch_decode(new, skip_special_tokens=True)
                 self.rewarder.begin_early(self._asked[begin:end], texts)
         return ids, logprobs

@@ -5,6 +5,7 @@ The classes are mixed into TRL's trainers; what is trained, and how, is theirs.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -27,7 +28,11 @@ def new_phases() -> Phases:
     """Phases with the meter for what this process computes on."""
     import torch
 
-    return Phases(CudaMeter() if torch.cuda.is_available() else ProcessMeter())
+    if not torch.cuda.is_available():
+        return Phases(ProcessMeter())
+    # Before a trainer does it: a meter on the first GPU would put every process's context there.
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    return Phases(CudaMeter())
 
 
 class Measured(_Trainer):  # type: ignore[misc]
