@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from stitchcuda.recipes import column_reduction, cross_entropy, masked_scan
+from stitchcuda.recipes import column_reduction, cross_entropy, masked_scan, softmax_pool
 from stitchcuda.recipes.conv_depthwise_planes_kernel import Planes
 from stitchcuda.recipes.group_norm_kernel import Chain, GroupNormPlan
 from stitchcuda.recipes.lower import prelude
@@ -38,6 +38,7 @@ SOURCES = {
     "loss": cross_entropy.source(4096, 4096, 528, -100, mean=True),
     "argmax": column_reduction.source("argmax", 128, 4096, 4095),
     "mean": column_reduction.source("mean", 128, 4096, 4095),
+    "pool": softmax_pool.Windows(128, 16, (14, 30, 30), (4, 4, 4)).source(),
     "norm": NORM.source(prelude("cuda")),
 }
 

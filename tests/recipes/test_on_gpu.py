@@ -199,6 +199,11 @@ MEMORY_BOUND: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
         "return F.relu(self.norm(a)).mean([1, 2, 3, 4])",
         [(64, 24, 22, 30, 30)],
     ),
+    "softmax_pool": (
+        "self.conv = nn.Conv3d(3, 16, 3)",
+        "return F.max_pool3d(F.max_pool3d(torch.softmax(self.conv(a), 1), 2), 2)",
+        [(32, 3, 16, 32, 32)],
+    ),
     "masked_scan": ("", "return torch.cumsum(a * (b > 0), 1)", [(2048, 32768), (2048, 32768)]),
     "column_reduction": ("", "return a.mean(1), a.sum(1, keepdim=True), a.argmax(1)", [(64, 1024, 1023)]),
 }

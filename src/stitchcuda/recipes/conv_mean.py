@@ -83,11 +83,12 @@ class ConvMean(Recipe):
 
     def apply(self, rewriter: Rewriter) -> None:
         """Rewrite every such pair that pays."""
+        made: set[fx.Node] = set()
         for node in list(rewriter.graph.nodes):
             dims = _averaged(node)
             if dims is None:
                 continue
-            if _is_identity(node, dims):
+            if node.args[0] in made and _is_identity(node, dims):
                 rewriter.replace(node, node.args[0])
                 continue
             convolution, factors = _source(node)
@@ -96,7 +97,7 @@ class ConvMean(Recipe):
             spatial = [dim - 2 for dim in dims]
             stock, own = seconds(rewriter, convolution, spatial)
             if min(spatial) >= 0 and own * WORTH <= stock and WindowSums.supported(rewriter.disabled):
-                self._rewrite(rewriter, node, convolution, factors, spatial)
+                made.add(self._rewrite(rewriter, node, convolution, factors, spatial))
                 saved = stock - own
                 what = "mean over the input of a convolution instead of its output"
                 names = (op_name(convolution.node), "mean")
@@ -104,21 +105,24 @@ class ConvMean(Recipe):
 
     def _rewrite(
         self, rewriter: Rewriter, node: fx.Node, convolution: Convolution, factors: list[fx.Node], dims: list[int]
-    ) -> None:
+    ) -> fx.Node:
         out = tensor(node)
         assert out is not None
         summed = convolution.node.args[0]
         assert isinstance(summed, fx.Node)
         for dim in dims:
             summed = _sums(rewriter, summed, dim + 2, convolution.windows(dim), node)
-        weight = _weight(rewriter, convolution, dims, node)
-        value = _rest(rewriter, convolution, dims, summed, weight, node)
-        for factor in reversed(factors):
-            value = rewriter.aten(factor.target, value, *factor.args[1:], before=node)
+        weight, bias = _weight(rewriter, convolution, dims, node), convolution.bias
+        for factor in reversed(factors):  # of weight and bias, which depend on state alone
+            weight = rewriter.aten(factor.target, weight, *factor.args[1:], before=node)
+            if bias is not None:
+                bias = rewriter.aten(factor.target, bias, *factor.args[1:], before=node)
+        value = _rest(rewriter, convolution, dims, summed, weight, bias, node)
         if tuple(tensor(value).shape) != tuple(out.shape):  # type: ignore[union-attr]
             value = rewriter.aten(aten.view.default, value, list(out.shape), before=node)
         value.meta["val"] = out
         rewriter.replace(node, value)
+        return value
 
 
 def _averaged(node: fx.Node) -> list[int] | None:
@@ -138,12 +142,11 @@ def _averaged(node: fx.Node) -> list[int] | None:
 
 
 def _is_identity(node: fx.Node, dims: list[int]) -> bool:
-    """A mean over one element each that keeps the shape, of what this recipe may have left."""
+    """A mean over one element each that keeps the shape."""
     value, out = tensor(node.args[0]), tensor(node)
     assert value is not None
     assert out is not None
-    returned = any(user.op == "output" for user in node.users) and op_name(node.args[0]) != "mean"  # type: ignore[arg-type]
-    return value.shape == out.shape and all(value.shape[dim] == 1 for dim in dims) and not returned
+    return value.shape == out.shape and all(value.shape[dim] == 1 for dim in dims)
 
 
 def _source(node: fx.Node) -> tuple[Convolution | None, list[fx.Node]]:
@@ -266,7 +269,13 @@ def _weight(rewriter: Rewriter, convolution: Convolution, dims: list[int], befor
 
 
 def _rest(
-    rewriter: Rewriter, convolution: Convolution, dims: list[int], summed: fx.Node, weight: fx.Node, before: fx.Node
+    rewriter: Rewriter,
+    convolution: Convolution,
+    dims: list[int],
+    summed: fx.Node,
+    weight: fx.Node,
+    bias: fx.Node | None,
+    before: fx.Node,
 ) -> fx.Node:
     """The convolution over the dimensions that are left, on the sums; the averaged ones have size 1 in its result."""
     value = tensor(summed)
@@ -280,11 +289,11 @@ def _rest(
     summed = rewriter.aten(aten.reshape.default, summed, [value.shape[0], channels, *sizes], before=before)
     if not kept:
         matrix = rewriter.aten(aten.t.default, weight, before=before) if convolution.transposed else weight
-        return rewriter.aten(aten.linear.default, summed, matrix, convolution.bias, before=before)
+        return rewriter.aten(aten.linear.default, summed, matrix, bias, before=before)
     lists = [[values[dim] for dim in kept] for values in (convolution.stride, convolution.padding)]
     dilation = [convolution.dilation[dim] for dim in kept]
     more: list[Any] = [*lists, dilation, 1]
     if convolution.transposed:
         more = [*lists, [convolution.output_padding[dim] for dim in kept], 1, dilation]
     overload = OVERLOADS[convolution.transposed, len(kept)]
-    return rewriter.aten(overload, summed, weight, convolution.bias, *more, before=before)
+    return rewriter.aten(overload, summed, weight, bias, *more, before=before)
