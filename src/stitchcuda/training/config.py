@@ -110,8 +110,8 @@ class Grpo(_Section):
     )
     early: bool = Field(
         default=True,
-        description="measure each chunk while the next is sampled. Off where programs are timed on the GPU that samples: "
-        "that would disturb their times",
+        description="measure each chunk while the next is sampled. Off where programs are timed on the GPU that "
+        "samples: it would disturb their times",
     )
     optimizer: Optimizer = Field(default_factory=lambda: Optimizer(rate=1e-5, warmup=5))
 
