@@ -204,6 +204,11 @@ MEMORY_BOUND: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
         "return F.max_pool3d(F.max_pool3d(torch.softmax(self.conv(a), 1), 2), 2)",
         [(32, 3, 16, 32, 32)],
     ),
+    "channel_softmax": (
+        "self.bias = nn.Parameter(torch.randn(64, 1, 1))",
+        "return torch.tanh(torch.softmax(a + self.bias, 1)) * 2",
+        [(16, 64, 128, 128)],
+    ),
     "masked_scan": ("", "return torch.cumsum(a * (b > 0), 1)", [(2048, 32768), (2048, 32768)]),
     "column_reduction": ("", "return a.mean(1), a.sum(1, keepdim=True), a.argmax(1)", [(64, 1024, 1023)]),
 }

@@ -117,9 +117,13 @@ class ConvMean(Recipe):
             weight = rewriter.aten(factor.target, weight, *factor.args[1:], before=node)
             if bias is not None:
                 bias = rewriter.aten(factor.target, bias, *factor.args[1:], before=node)
-        value = _rest(rewriter, convolution, dims, summed, weight, bias, node)
+        whole = len(dims) == convolution.rank
+        value = _rest(rewriter, convolution, dims, summed, weight, bias if whole else None, node)
         if tuple(tensor(value).shape) != tuple(out.shape):  # type: ignore[union-attr]
             value = rewriter.aten(aten.view.default, value, list(out.shape), before=node)
+        if bias is not None and not whole:  # apart, so that it can join the operators behind it
+            shaped = rewriter.aten(aten.view.default, bias, [-1] + [1] * (out.dim() - 2), before=node)
+            value = rewriter.aten(aten.add.Tensor, value, shaped, before=node)
         value.meta["val"] = out
         rewriter.replace(node, value)
         return value

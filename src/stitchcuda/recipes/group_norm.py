@@ -76,8 +76,8 @@ class GroupNorm(Recipe):
         if cut is None or value.numel() * 4 < LARGE or rows * row >= 2**40 or row >= 2**30:
             return
         bias = _bias_of(norm.source) if norm.source.users.keys() == {(norm.before or [norm.node])[0]} else None
-        before, first = _chain(norm.before, norm.source, "a", bias)
-        after, second = _chain(norm.after, norm.node, "b", None)
+        before, first = chain_of(norm.before, norm.source, "a", bias)
+        after, second = chain_of(norm.after, norm.node, "b", None)
         team, teams, items = cut
         plan = GroupNormPlan(
             rows=rows,
@@ -141,7 +141,7 @@ def norm_of(node: fx.Node) -> Norm | None:
     plain = [tensor(part) for part in (weight, bias) if part is not None]
     if any(part is None or part.dtype != torch.float32 or not part.is_contiguous() for part in plain):
         return None
-    first, chain = _before(source, node)
+    first, chain = joined_before(source, node)
     start = tensor(first)
     if start is None or not dense(start) or not dense(value):
         return None
@@ -151,7 +151,7 @@ def norm_of(node: fx.Node) -> Norm | None:
     return Norm(node, first, chain, after, mean_node, int(groups), weight, bias, float(eps))  # type: ignore[arg-type]
 
 
-def _before(source: fx.Node, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
+def joined_before(source: fx.Node, node: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The tensor that is read, and the pointwise operators from it to the normalisation."""
     chain: list[fx.Node] = []
     here, reader = source, node
@@ -181,6 +181,11 @@ def _after(node: fx.Node) -> tuple[list[fx.Node], fx.Node | None, bool]:
         chain.append(user)
         here = user
     return chain, None, False
+
+
+def joined_after(node: fx.Node) -> list[fx.Node]:
+    """The pointwise operators from the node on that each alone read the one before."""
+    return _after(node)[0]
 
 
 def _joins(node: fx.Node, norm: fx.Node) -> bool:
@@ -233,7 +238,7 @@ def _bias_of(source: fx.Node) -> fx.Node | None:
     return bias if isinstance(bias, fx.Node) and value is not None and value.is_contiguous() else None
 
 
-def _chain(nodes: list[fx.Node], first: fx.Node, prefix: str, bias: fx.Node | None) -> tuple[Chain, list[fx.Node]]:
+def chain_of(nodes: list[fx.Node], first: fx.Node, prefix: str, bias: fx.Node | None) -> tuple[Chain, list[fx.Node]]:
     """Pointwise nodes as C++ over one element ``x``, and the tensors that they read besides."""
     start: Value = Value("float", "x")
     tensors: list[fx.Node] = []

@@ -91,15 +91,15 @@ class GroupNormPlan:
         lines += [f"constexpr bool {name} = {str(value).lower()};" for name, value in flags.items()]
         lines.append(f"constexpr float EPSILON = {self.eps!r}f;")
         members = "".join(f"  const float* {name};\n" for name in self.operands)
-        operands = f"struct Operands {{\n{members}}};\n\n" + _function("before", "Before", self.before)
-        operands += "\n" + _function("after", "After", self.after)
+        operands = f"struct Operands {{\n{members}}};\n\n" + chain_function("before", "Before", self.before)
+        operands += "\n" + chain_function("after", "After", self.after)
         text = prelude + "\n" + TEMPLATE.read_text().replace("// @CONFIG@", "\n".join(lines))
         text = text.replace("// @OPERANDS@", operands).replace("@NAME@", self.launcher)
         text = text.replace("@PARAMETERS@", "".join(f", const float* {name}" for name in self.operands))
         return text.replace("@NAMES@", ", ".join(self.operands))
 
 
-def _function(name: str, struct: str, chain: Chain) -> str:
+def chain_function(name: str, struct: str, chain: Chain) -> str:
     """The values of a chain's operands for a channel, and the chain for an element."""
     members = "".join(f"  float {operand};\n" for operand in chain.operands)
     loads = [
