@@ -141,8 +141,8 @@ def test_the_three_adapters_give_equal_rewards_for_fifty_completions(
     told = {"endpoint": server.address(), "token_file": token_file(tmp_path)}
     of_verl = asyncio.run(as_verl(module, rows, texts, **told))
 
-    tasks = {(task["name"], task["asked"]): task for part in ("train", "held_out") for task in tasks_of(data, part)}
-    mine = [tasks[f"{row.skill}:{row.task.name}", json.dumps(asked_of(row))] for row, _ in adapted.asked()]
+    tasks = {task["prompt"]: task for part in ("train", "held_out") for task in tasks_of(data, part)}
+    mine = [tasks[row.message] for row, _ in adapted.asked()]
 
     async def of_tasks(answers: Any) -> list[tuple[float, dict[str, float]]]:
         pairs = zip(mine, texts, strict=True)

@@ -21,7 +21,7 @@ pytest.importorskip("verifiers", reason="verifiers is in an environment of its o
 
 from stitchcuda.reward import BlockingService
 from stitchcuda.reward.score import RewardOutcome
-from stitchcuda.training.adapters.mapping import asked_of, number, parts
+from stitchcuda.training.adapters.mapping import number, parts
 from stitchcuda.training.adapters.scorer import open_service
 from stitchcuda.training.adapters.server import RewardServer
 from stitchcuda.training.rows import item_of
@@ -67,9 +67,9 @@ def server(service: BlockingService) -> Iterator[RewardServer]:
 
 @pytest.fixture(scope="module")
 def outcomes(service: BlockingService) -> dict[str, RewardOutcome]:
-    """What the service says of the fifty completions itself, by what was asked."""
+    """What the service says of the fifty completions itself, by the request."""
     found = service.score_all([item_of(row, completion) for row, completion in adapted.asked()])
-    return {json.dumps(asked_of(row)): outcome for (row, _), outcome in zip(adapted.asked(), found, strict=True)}
+    return {row.message: outcome for (row, _), outcome in zip(adapted.asked(), found, strict=True)}
 
 
 def tasks(folder: Path, server: RewardServer, part: str, endpoint: str = "") -> list[Any]:
@@ -105,15 +105,15 @@ def test_verifiers_scores_fifty_rollouts_as_the_service_does(
 ) -> None:
     every = tasks(folder, server, "train") + tasks(folder, server, "held_out")
     assert len(every) == 50
-    replies = {json.dumps(asked_of(row)): completion for row, completion in adapted.asked()}
-    traces = [trace_of(task, replies[task.data.asked]) for task in every]
+    replies = {row.message: completion for row, completion in adapted.asked()}
+    traces = [trace_of(task, replies[task.data.prompt]) for task in every]
 
     async def score() -> None:
         await asyncio.gather(*(task.score(trace) for task, trace in zip(every, traces, strict=True)))
 
     asyncio.run(score())
     for task, trace in zip(every, traces, strict=True):
-        outcome = outcomes[task.data.asked]
+        outcome = outcomes[task.data.prompt]
         assert trace.reward == number(outcome)
         assert trace.metrics == {name: value for name, value in parts(outcome).items() if value is not None}
 
@@ -133,11 +133,12 @@ def test_a_rollout_without_a_number_has_an_error_and_no_reward(folder: Path, ser
 def test_verifiers_own_command_takes_rollouts_from_a_model_to_rewards(
     folder: Path, server: RewardServer, outcomes: dict[str, RewardOutcome]
 ) -> None:
-    by_message = {(row.instructions, row.message): (row, completion) for row, completion in adapted.asked()}
+    replies = {row.message: completion for row, completion in adapted.asked()}
 
     def answer(request: Request, count: int) -> Any:
         system, user = request.body["messages"]
-        return text(by_message[system["content"], user["content"]][1])
+        assert system["content"] == "You write programs."
+        return text(replies[user["content"]])
 
     with ScriptedEndpoint(answer) as endpoint:
         words = [
@@ -164,7 +165,7 @@ def test_verifiers_own_command_takes_rollouts_from_a_model_to_rewards(
     assert len(episodes) == 4, told.stdout[-2000:]
     for episode in episodes:
         [trace] = episode["traces"]
-        outcome = outcomes[trace["task"]["data"]["asked"]]
+        outcome = outcomes[trace["task"]["data"]["prompt"]]
         assert trace["ok"], trace["errors"]
         assert trace["rewards"]["reward"]["score"] == number(outcome)
         assert trace["metrics"]["correct"] == parts(outcome)["correct"]
