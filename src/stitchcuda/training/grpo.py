@@ -69,13 +69,14 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
         checkpoint = latest(out, processes())
     rows = [*train.rows, *looked]
     with open_rewards(config, started.compute, _target(started), rows, out, backend) as (service, prepare):
+        start = starts(out) + 1
         rewarder = Rewarder(
             service,
-            Samples(out / _own("samples.jsonl"), config.samples),
+            Samples(out / _own("samples.jsonl"), config.samples, start),
             unscored_limit=config.rewards.unscored_limit,
         )
         stops.failing = lambda: rewarder.failing
-        file = MetricsFile(out, starts(out) + 1) if rank() == 0 else None
+        file = MetricsFile(out, start) if rank() == 0 else None
         keeper = Keeper(out, file, phases, stops, tell)
         with phases.phase("load"):
             GroupTrainer.phases, GroupTrainer.grpo, GroupTrainer.rewarder = phases, config.grpo, rewarder

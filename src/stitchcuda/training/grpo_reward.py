@@ -42,8 +42,8 @@ def columns_of(row: Row) -> dict[str, Any]:
 class Samples:
     """Appends what came of each completion to a file; of those that are asked for, the text."""
 
-    def __init__(self, path: Path, texts: Literal["none", "correct", "all"]) -> None:
-        self.path, self.texts = path, texts
+    def __init__(self, path: Path, texts: Literal["none", "correct", "all"], start: int = 1) -> None:
+        self.path, self.texts, self.start = path, texts, start
 
     def write(
         self,
@@ -58,7 +58,8 @@ class Samples:
             return
         lines = []
         for asked, text, outcome in zip(columns, texts, outcomes, strict=True):
-            line: dict[str, Any] = {"mode": mode, "step": step, "skill": asked["skill"], "verdict": said(outcome)}
+            line: dict[str, Any] = {"mode": mode, "step": step, "start": self.start, "skill": asked["skill"]}
+            line["verdict"] = said(outcome)
             task = json.loads(asked["task"])
             line["task"] = task["name"]
             if isinstance(outcome, Reward):
