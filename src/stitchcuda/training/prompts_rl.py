@@ -86,9 +86,10 @@ def fitted(
 
 
 def tokens_of(tokenizer: Any, messages: list[dict[str, str]], options: dict[str, Any]) -> list[int]:
-    """A prompt's tokens with the template around it."""
+    """A prompt's tokens with the template around it, the plain one where the tokenizer has none."""
+    template = {} if tokenizer.chat_template is not None else {"chat_template": PLAIN_TEMPLATE}
     found = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **options
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **{**template, **options}
     )
     ids: list[int] = found["input_ids"]
     return ids
