@@ -140,6 +140,11 @@ def _files(out: Path, looks: bool) -> VerlFiles:
 
 
 def _tokenizer(model: str) -> Any:
+    if any((Path(model) / name).is_file() for name in ("adapter_config.json", "train.json")):
+        raise TrainingError(
+            f"{model} holds an adapter or a training, and verl starts from a whole model; write one first with "
+            f"`stitchcuda train merge {model} --out DIR`"
+        )
     try:
         from transformers import AutoTokenizer
     except ImportError:
