@@ -20,7 +20,7 @@ return x.argmax(1), torch.argmin(y, dim=1, keepdim=True), a.sum(1, keepdim=True)
 
 def test_the_kernels_reduce_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stitchcuda.recipes.column_reduction.LARGE", 0)
-    task = make_task(model_source(FORWARD, [(2, 67, 300)]), "cuda")
+    task = make_task(model_source(FORWARD, [(2, 40, 130)]), "cuda")
     program = emulated(task, [ColumnReduction.name], tmp_path, monkeypatch, multiprocessors=1)
     body = program.files["program.py"].split("def forward")[1]
     assert all(f"column_{kind}_" in body for kind in ("argmax", "argmin", "sum", "mean"))

@@ -14,8 +14,7 @@ from tests.recipes.support import make_task, model_source
 CASES = {
     "no padding": ("3, groups=3, bias=False", (2, 3, 22, 32)),
     "wide filter": ("(3, 7), groups=3", (2, 3, 17, 24)),
-    "odd width": ("(5, 3), groups=3, padding=(0, 1)", (1, 3, 19, 13)),
-    "wide padding": ("(1, 5), groups=3, padding=(2, 3)", (1, 3, 5, 12)),
+    "odd width": ("(5, 3), groups=3, padding=(3, 1)", (1, 3, 19, 13)),
 }
 
 

@@ -32,7 +32,6 @@ NORM = GroupNormPlan(
 SOURCES = {
     "columns": WindowSums(6, 32, 16, WINDOWS).source(),
     "rows": WindowSums(6, 200, 1, WINDOWS).source(),
-    "square": Planes(64, 128, 256, 512, (3, 3), (0, 0)).source(),
     "wide": Planes(32, 128, 128, 256, (3, 7), (0, 0)).source(),
     "scan": masked_scan.source(8, 32768, masked=True),
     "loss": cross_entropy.source(4096, 4096, 528, -100, mean=True),
