@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -191,6 +192,23 @@ def test_what_was_started_is_kept_in_a_log_and_its_failure_told(tmp_path: Path) 
         _run([sys.executable, "-c", "print('out of memory'); raise SystemExit(3)"], {}, tmp_path, lines.append)
     assert (tmp_path / "verl" / "log-001.txt").read_text(encoding="utf-8") == "step 1\n"
     assert (tmp_path / "verl" / "log-002.txt").is_file()
+
+
+def test_a_launcher_that_is_terminated_leaves_nothing_running(tmp_path: Path) -> None:
+    (tmp_path / "verl").mkdir()
+    code = (
+        "import sys; from pathlib import Path; from stitchcuda.training.engine_verl import _run; "
+        "_run([sys.executable, '-u', '-c', 'import os, time; print(os.getpid()); time.sleep(600)'], {}, "
+        f"Path({str(tmp_path)!r}), lambda text: print(text, flush=True))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()  # the command
+        started = int(launcher.stdout.readline())
+        launcher.terminate()
+        assert launcher.wait(60) == 128 + 15
+    with pytest.raises(ProcessLookupError):
+        os.kill(started, 0)
 
 
 def test_a_reward_server_of_its_own_begins_and_ends(folder: Path) -> None:

@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -287,7 +288,7 @@ def _run(words: list[str], environment: dict[str, str], out: Path, tell: Callabl
         start_new_session=True,
     )
     try:
-        with log.open("w", encoding="utf-8") as file:
+        with _terminable(), log.open("w", encoding="utf-8") as file:
             assert process.stdout is not None
             for line in process.stdout:
                 file.write(line)
@@ -300,6 +301,23 @@ def _run(words: list[str], environment: dict[str, str], out: Path, tell: Callabl
         raise
     if code:
         raise TrainingError(f"verl ended with {code}; the whole of it is in {log}. Its last words:\n" + "\n".join(last))
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """A signal to terminate ends what is started here too, instead of leaving it behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(*_: object) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
