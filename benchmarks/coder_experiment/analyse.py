@@ -114,7 +114,9 @@ def contrasts(draws: Draws) -> dict[str, dict[str, Any]]:
 
     def both(model: str) -> tuple[float, Floats]:
         parts = ("reward_scratch", "reward_improve")
-        return sum(draws.point(model, p) for p in parts) / 2, sum((draws.sample(model, p) for p in parts), np.zeros(1)) / 2
+        return sum(draws.point(model, p) for p in parts) / 2, sum(
+            (draws.sample(model, p) for p in parts), np.zeros(1)
+        ) / 2
 
     def one(model: str, measure: str) -> tuple[float, Floats]:
         return draws.point(model, measure), draws.sample(model, measure)
@@ -156,10 +158,14 @@ def _by_seed(draws: Draws, name: str, first: str, second: str) -> list[float]:
         if at >= len(a) or (at >= len(b) and second != "sft"):
             break
         rate = [_rate(a[at], m) for m in ("reward", "partial_hack", "reward_scratch", "reward_improve")]
-        other = [_rate(b[min(at, len(b) - 1)], m) for m in ("reward", "partial_hack", "reward_scratch", "reward_improve")]
+        other = [
+            _rate(b[min(at, len(b) - 1)], m) for m in ("reward", "partial_hack", "reward_scratch", "reward_improve")
+        ]
         values.append(
-            rate[0] / other[0] - 1.3 if name == "H1" and other[0]
-            else other[1] / 2 - rate[1] if name == "H2"
+            rate[0] / other[0] - 1.3
+            if name == "H1" and other[0]
+            else other[1] / 2 - rate[1]
+            if name == "H2"
             else sum(rate[2:]) / 2 - sum(other[2:]) / 2
         )
     return values
@@ -280,22 +286,39 @@ def page(report: dict[str, Any]) -> str:
             f"| {h['p_holm']:.4f} | {seeds} | {'yes' if h['confirmed'] else 'no'} |"
         )
     columns = ("reward", "rule_reward", "correct", "hack", "partial_hack", "lazy", "shortcut", "fixed", "gold")
-    text += ["", "## Arms", "| arm | seeds | " + " | ".join(columns) + " | speed | best/time |", "|---" * (len(columns) + 4) + "|"]
+    text += [
+        "",
+        "## Arms",
+        "| arm | seeds | " + " | ".join(columns) + " | speed | best/time |",
+        "|---" * (len(columns) + 4) + "|",
+    ]
     for arm, record in report["arms"].items():
-        cells = [_cell(record[name]) for name in columns] + [_cell(record[n], power=True) for n in ("log_speedup", "log_best")]
+        cells = [_cell(record[name]) for name in columns] + [
+            _cell(record[n], power=True) for n in ("log_speedup", "log_best")
+        ]
         text.append(f"| {arm} | {record['seeds']} | " + " | ".join(cells) + " |")
-    text += ["", "## Models", "| model | samples | dropped | reward | rule | pass@1 | pass@8 | hack | partial |", "|---" * 9 + "|"]
+    text += [
+        "",
+        "## Models",
+        "| model | samples | dropped | reward | rule | pass@1 | pass@8 | hack | partial |",
+        "|---" * 9 + "|",
+    ]
     for name, m in report["models"].items():
         text.append(
             f"| {name} | {m['samples']} | {m['dropped']:.3f} | {m['reward']:.3f} | {m['rule_reward']:.3f} | {m['correct']:.3f} "
             f"| {m['pass_8']:.3f} | {m['hack']:.3f} | {m['partial_hack']:.3f} |"
         )
-    text += ["", "## Curves (mean reward of training rollouts, by tenths of the run)", "| arm | steps | reward | seconds a step by phase |", "|---|---|---|---|"]
+    text += [
+        "",
+        "## Curves (mean reward of training rollouts, by tenths of the run)",
+        "| arm | steps | reward | seconds a step by phase |",
+        "|---|---|---|---|",
+    ]
     for name, records in report["curves"].items():
         steps = [r for r in records if "reward" in r]
         if not steps:
             continue
-        parts = [chunk for chunk in np.array_split(np.asarray([r["reward"] for r in steps]), min(10, len(steps)))]
+        parts = list(np.array_split(np.asarray([r["reward"] for r in steps]), min(10, len(steps))))
         timed = [r["seconds"] for r in steps if "seconds" in r]
         phases = {k: float(np.mean([t.get(k, 0.0) for t in timed])) for k in (timed[0] if timed else {})}
         said = ", ".join(f"{k} {v:.2f}" for k, v in phases.items())

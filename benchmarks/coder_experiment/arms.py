@@ -94,7 +94,7 @@ def supervise(
         record: dict[str, Any] = train.sft_step(bench, adam, batches[step], rate, micro=32)
         record |= {"step": step, "seconds": {"update": time.monotonic() - began}}
         step += 1
-        if stop_at and step >= 30 and step % 15 == 0 or step == len(batches):
+        if (stop_at and step >= 30 and step % 15 == 0) or step == len(batches):
             bench.generator.refresh()
             found = train.rollouts(bench, asked, 4, "rubric", 900_000 + step)
             record["validation"] = train.summary(found, 4)
@@ -258,7 +258,10 @@ def _judged(bench: Bench, data: Data, rollout: Rollout, request: int, sample: in
     }
     if rule.correct:
         best = data.best.get(task.key, 0.0)
-        record |= {"best_over": round(best / outcome.seconds, 4), "faster": _faster(wanted.old_seconds, outcome.seconds)}
+        record |= {
+            "best_over": round(best / outcome.seconds, 4),
+            "faster": _faster(wanted.old_seconds, outcome.seconds),
+        }
         try:
             record["gold"] = gold(parse(rollout.text), outcome, best)
         except Refused:

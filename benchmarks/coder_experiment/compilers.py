@@ -127,7 +127,19 @@ class Gxx:
         if path.exists():
             return Built(image=str(path))
         aside = self.folder / f"{name}-{threading.get_ident()}.so"
-        command = ["g++", self.optimise, "-march=native", "-w", "-shared", "-fPIC", "-std=c++17", "-x", "c++", "-", "-o"]
+        command = [
+            "g++",
+            self.optimise,
+            "-march=native",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-std=c++17",
+            "-x",
+            "c++",
+            "-",
+            "-o",
+        ]
         try:
             done = subprocess.run(
                 [*command, str(aside)], input=text, capture_output=True, text=True, timeout=3 * COMPILE_SECONDS

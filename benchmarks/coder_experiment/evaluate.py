@@ -71,7 +71,9 @@ class Job:
 class Evaluator:
     """Evaluates for one device; a context manager, one caller at a time. ``memo``: a file of what was measured."""
 
-    def __init__(self, backend: str, *, workers: int = 0, memo: Path | None = None, elements: int = 0, repeats: int = 5):
+    def __init__(
+        self, backend: str, *, workers: int = 0, memo: Path | None = None, elements: int = 0, repeats: int = 5
+    ):
         self.backend, self.repeats = backend, repeats
         self.elements = elements or FULL[backend]
         self.workers = workers or max(1, len(os.sched_getaffinity(0)))
@@ -195,13 +197,9 @@ class Evaluator:
         damage = any(any(counts) for counts in answer["damage"])
         total, wide = sass.accesses(build.cubin) if build.cubin else (0, 0)
         local = sum(values[0] for values in answer["facts"].values())
-        return Outcome(
-            "correct", "", 0.0, 0.0, gold=gold, accesses=total, wide=wide, local_bytes=local, damage=damage
-        )
+        return Outcome("correct", "", 0.0, 0.0, gold=gold, accesses=total, wide=wide, local_bytes=local, damage=damage)
 
-    def _timed(
-        self, task: Task, program: Program, build: Built, outcome: Outcome, expected: _Expectations
-    ) -> Outcome:
+    def _timed(self, task: Task, program: Program, build: Built, outcome: Outcome, expected: _Expectations) -> Outcome:
         """Run once more at full size, judged by a sample, and timed."""
         one = expected.full(task, self.elements)
         answer, outputs = self.lane.run(task, program, build, [one], self.repeats)
@@ -211,7 +209,8 @@ class Evaluator:
         times = answer["times"]
         whole = statistics.median(sum(nodes) for nodes in times)
         own = statistics.median(
-            sum(t for t, node in zip(nodes, program.nodes, strict=True) if isinstance(node, Own)) / max(sum(nodes), 1e-12)
+            sum(t for t, node in zip(nodes, program.nodes, strict=True) if isinstance(node, Own))
+            / max(sum(nodes), 1e-12)
             for nodes in times
         )
         changed = {"seconds": max(whole, 1e-9), "own_share": own, "damage": outcome.damage or second.damage}
@@ -338,7 +337,7 @@ class _Lane:
 
 def launches(program: Program, rows: int, cols: int) -> list[dict[str, Any]]:
     """What is launched, in order, for matrices of ``rows`` x ``cols``."""
-    shapes = {name: (rows, cols) for name in ("a", "b", "c", "u", "w", "y")}
+    shapes = dict.fromkeys(("a", "b", "c", "u", "w", "y"), (rows, cols))
     found: list[dict[str, Any]] = []
     for at, node in enumerate(program.nodes):
         if isinstance(node, Own):

@@ -100,7 +100,7 @@ class Generator:
         unique: list[Sequence[int]] = []
         index: list[int] = []
         for prompt in prompts:
-            if not unique or unique[-1] is not prompt and list(unique[-1]) != list(prompt):
+            if not unique or (unique[-1] is not prompt and list(unique[-1]) != list(prompt)):
                 unique.append(prompt)
             index.append(len(unique) - 1)
         tokens, lengths = padded(unique, self.end, self.device)

@@ -11,6 +11,7 @@ A program can cheat with this: it may leave everything, or all that is hard, to 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -26,11 +27,25 @@ MAX_NODES, MAX_BODY, MAX_THREADS = 6, 900, 1024
 
 _OWN = re.compile(r"own (elem|thread|warp|block|tile)(?: (\d{1,4}))?(?: (\d))?")
 _LIB = re.compile(r"lib (\w+) (\w)(?: (\S+))? -> (\w)")
-_LEXEME = re.compile(r"\d+\.?\d*(?:e[+-]?\d+)?f?|\.\d+f?|[A-Za-z_]\w*|[-+*/%<>=!&|]=|\+\+|--|&&|\|\||[-+*/%<>=!&|?:;,.(){}\[\]~^]")
+_LEXEME = re.compile(
+    r"\d+\.?\d*(?:e[+-]?\d+)?f?|\.\d+f?|[A-Za-z_]\w*|[-+*/%<>=!&|]=|\+\+|--|&&|\|\||[-+*/%<>=!&|?:;,.(){}\[\]~^]"
+)
 _FORBIDDEN = {
     *("asm", "static", "extern", "goto", "template", "typedef", "using", "namespace", "struct", "class", "union"),
     *("volatile", "const_cast", "reinterpret_cast", "new", "delete", "throw", "try", "operator", "sizeof", "this"),
-    *("clock", "clock64", "printf", "malloc", "free", "memcpy", "memset", "system", "constexpr", "decltype", "register"),
+    *(
+        "clock",
+        "clock64",
+        "printf",
+        "malloc",
+        "free",
+        "memcpy",
+        "memset",
+        "system",
+        "constexpr",
+        "decltype",
+        "register",
+    ),
 }
 _BUFFER_NAMES = {"a", "b", "c", "u", "w", "y", "ar", "br", "cr", "ur", "wr", "yr"}
 
@@ -67,7 +82,13 @@ class Lib:
     @property
     def text(self) -> str:
         """As a program writes it."""
-        operand = "" if self.operand is None else f" {self.operand:g}" if isinstance(self.operand, float) else f" {self.operand}"
+        operand = (
+            ""
+            if self.operand is None
+            else f" {self.operand:g}"
+            if isinstance(self.operand, float)
+            else f" {self.operand}"
+        )
         return f"lib {self.operator} {self.source}{operand} -> {self.target}"
 
 
@@ -103,7 +124,10 @@ class Program:
     @property
     def digest(self) -> str:
         """Equal for programs that differ in white space and names of variables only."""
-        parts = [node.text.split("\n")[0] + "\n" + _renamed(node.body) if isinstance(node, Own) else node.text for node in self.nodes]
+        parts = [
+            node.text.split("\n")[0] + "\n" + _renamed(node.body) if isinstance(node, Own) else node.text
+            for node in self.nodes
+        ]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
@@ -203,7 +227,7 @@ def _checked(body: str) -> str:
     for word in found:
         if word in _FORBIDDEN or "__" in word or word.startswith("lib_"):
             raise Refused(f"{word!r} is not allowed in a body")
-    for first, second in zip(found, found[1:], strict=False):
+    for first, second in itertools.pairwise(found):
         if (first, second) == ("*", ")"):
             raise Refused("casts to pointers are not allowed in a body")
     closing = {")": "(", "]": "[", "}": "{"}
@@ -222,7 +246,7 @@ def _renamed(body: str) -> str:
     """Lexemes with the variables it declares named by their order."""
     words = lexemes(body)
     names: dict[str, str] = {}
-    for before, word in zip(words, words[1:], strict=False):
+    for before, word in itertools.pairwise(words):
         if before in ("float", "int", "float4") and re.match(r"[A-Za-z_]", word) and word not in names:
             names[word] = f"_{len(names)}"
     for at, word in enumerate(words):  # "float m = 0.f, s = 0.f;"

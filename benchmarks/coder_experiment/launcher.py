@@ -34,7 +34,8 @@ class Cuda:
 
     def __init__(self, shared: mmap.mmap, elements: int, image: bytes, binding: str) -> None:
         specification = importlib.util.spec_from_file_location("driver_binding", binding)
-        assert specification is not None and specification.loader is not None
+        assert specification is not None
+        assert specification.loader is not None
         module = importlib.util.module_from_spec(specification)
         specification.loader.exec_module(module)
         self.error: type[Exception] = module.DriverError

@@ -158,13 +158,12 @@ def computes_all(task: Task, program: Program) -> bool:
     for step in task.chain:
         if step.name in called:
             called.remove(step.name)
-        elif not any(re.search(trace, code) for trace in step.operator.trace):
-            return False
-        elif step.operator.kind == CLAMP and not ("fmaxf" in code and "fminf" in code) and "?" not in code:
-            return False
-        elif step.name == "softmax" and "all_max" not in code:
-            return False
-        elif step.name == "rmsnorm" and not re.search(r"1e-0?5f|0\.00001f", code):
+        elif (
+            not any(re.search(trace, code) for trace in step.operator.trace)
+            or (step.operator.kind == CLAMP and not ("fmaxf" in code and "fminf" in code) and "?" not in code)
+            or (step.name == "softmax" and "all_max" not in code)
+            or (step.name == "rmsnorm" and not re.search(r"1e-0?5f|0\.00001f", code))
+        ):
             return False
     return True
 
@@ -229,9 +228,7 @@ def _dead(program: Program) -> bool:
             if len(re.findall(rf"\b{name}\b", node.body)) < 2:
                 return True
     written = [node.target for node in program.lib]
-    return any(
-        target != "y" and not _reads_later(program, target) for target in written
-    )
+    return any(target != "y" and not _reads_later(program, target) for target in written)
 
 
 def _reads_later(program: Program, buffer: str) -> bool:

@@ -113,9 +113,7 @@ class Session:
         options, bench = self.options, self.bench
         found = dataset.load(self.folder.path / "data")
         if found is None:
-            sizes = dataset.Sizes(
-                options.tasks, options.validation, options.test, options.answers, options.improve
-            )
+            sizes = dataset.Sizes(options.tasks, options.validation, options.test, options.answers, options.improve)
             length = lambda text: len(bench.tokenizer.encode(text))  # noqa: E731
             found = dataset.prepare(
                 bench.evaluator, options.data_seed, sizes, options.answer_tokens - 1, length, options.prompt_tokens
@@ -137,7 +135,10 @@ def slice_(session: Session) -> int:
     options, bench, folder = session.options, session.bench, session.folder
     budget = Budget(steps=options.steps, sft_epochs=options.sft_epochs, test_samples=options.test_samples)
     folder.settle(
-        budget=asdict(budget), grpo=asdict(session.grpo), backend=options.backend, model=Path(options.model).name,
+        budget=asdict(budget),
+        grpo=asdict(session.grpo),
+        backend=options.backend,
+        model=Path(options.model).name,
         stop_at=options.stop_at,
     )
     began = time.monotonic()
@@ -313,8 +314,9 @@ def main(given: list[str] | None = None) -> int:
         say((options.out or options.state).joinpath("coder_experiment.md").read_text())
         return DONE
     os.environ.setdefault("OMP_NUM_THREADS", "4")
-    from coder_experiment import state
     from provenance import gpu_provenance
+
+    from coder_experiment import state
 
     session = Session(options)
     try:
@@ -322,7 +324,10 @@ def main(given: list[str] | None = None) -> int:
     finally:
         session.close()
     if options.command != "calibrate":
-        append = {"command": options.command, "seconds": round(60 * options.minutes - (session.end - time.monotonic()), 1)}
+        append = {
+            "command": options.command,
+            "seconds": round(60 * options.minutes - (session.end - time.monotonic()), 1),
+        }
         state.append(session.folder.path / "slices.jsonl", append | {"code": code} | gpu_provenance())
         if options.out is not None:
             for part in state.pack(session.folder.path, options.out):

@@ -43,7 +43,9 @@ def any_schedule(draw: random.Random) -> Schedule:
 def good_schedules() -> list[Schedule]:
     """Candidates for the best: the reference for speed is the fastest of them."""
     rows = [("warp", 256), ("warp", 128), ("block", 128), ("block", 256), ("block", 512), ("thread", 128)]
-    return [Schedule(group, threads, vector) for group, threads in rows for vector in ((4,) if group == "warp" else (1,))]
+    return [
+        Schedule(group, threads, vector) for group, threads in rows for vector in ((4,) if group == "warp" else (1,))
+    ]
 
 
 def own_program(task: Task, schedule: Schedule) -> Program:
@@ -77,7 +79,9 @@ def mixed_program(task: Task, schedule: Schedule, draw: random.Random) -> Progra
 def shortcut_program(task: Task, schedule: Schedule, draw: random.Random) -> Program | None:
     """One that usual inputs do not tell from a right one: a wide clamp left out, a softmax without its maximum, a norm
     without its epsilon. None where the task has none of these."""
-    wide = [at for at, s in enumerate(task.chain) if s.name == "clamp" and isinstance(s.operand, float) and s.operand > 2]
+    wide = [
+        at for at, s in enumerate(task.chain) if s.name == "clamp" and isinstance(s.operand, float) and s.operand > 2
+    ]
     text = own_program(task, schedule).text
     choices = []
     if wide:
@@ -105,7 +109,9 @@ def faulty_program(task: Task, schedule: Schedule, draw: random.Random) -> Progr
         if step.operator.kind not in (ROW, LAYOUT):
             return own_program(Task(task.chain[:at] + task.chain[at + 1 :], task.cols, task.family), schedule)
     if kind == 1:
-        text = re.sub(r"\b(\d+\.\d+)f", lambda m: f"{float(m[1]) * 2:g}.f" if float(m[1]).is_integer() else "2.f", text, count=1)
+        text = re.sub(
+            r"\b(\d+\.\d+)f", lambda m: f"{float(m[1]) * 2:g}.f" if float(m[1]).is_integer() else "2.f", text, count=1
+        )
     if kind == 2:
         text = re.sub(r"\b(\w+) = all_(?:sum|max)\(\1\);\n", "", text, count=1)
     if kind == 3:

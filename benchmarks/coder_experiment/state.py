@@ -1,10 +1,10 @@
 """What a run keeps between slices: a folder, and the same as a few files small enough to leave a machine.
 
-    config.json      settings, fixed once the first arm has begun
-    data/            data sets                     memo.jsonl    what was measured
-    sft.pt           the cold start's changes, float16
-    arms/NAME/       metrics.jsonl, checkpoint.pt while it runs, changes.pt and done.json when it is finished
-    results/NAME.jsonl  one line for each sample of the test
+config.json      settings, fixed once the first arm has begun
+data/            data sets                     memo.jsonl    what was measured
+sft.pt           the cold start's changes, float16
+arms/NAME/       metrics.jsonl, checkpoint.pt while it runs, changes.pt and done.json when it is finished
+results/NAME.jsonl  one line for each sample of the test
 """
 
 from __future__ import annotations

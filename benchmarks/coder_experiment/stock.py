@@ -108,7 +108,10 @@ def cuda() -> str:
     parts = [CUDA_HEADER, _HASH, _CUDA_SERVICE]
     for operator in OPERATORS.values():
         if operator.kind == ROW:
-            for group, threads, row in (("warp", 32, "blockIdx.x * 8 + threadIdx.x / 32"), ("block", 256, "blockIdx.x")):
+            for group, threads, row in (
+                ("warp", 32, "blockIdx.x * 8 + threadIdx.x / 32"),
+                ("block", 256, "blockIdx.x"),
+            ):
                 lane = "threadIdx.x & 31" if group == "warp" else "threadIdx.x"
                 parts.append(
                     f"\n#define all_sum(v) group_sum<{threads}>(v, box_)\n#define all_max(v) group_max<{threads}>(v, box_)\n"

@@ -5,6 +5,7 @@ experiment writes). Also a tokenizer of single characters for tests without a mo
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Protocol
@@ -64,7 +65,7 @@ class BytePairs:
     def _word(self, word: str) -> tuple[int, ...]:
         parts = [self.letters[byte] for byte in word.encode()]
         while len(parts) > 1:
-            ranked = [(self.ranks.get(pair, 1 << 30), at) for at, pair in enumerate(zip(parts, parts[1:], strict=False))]
+            ranked = [(self.ranks.get(pair, 1 << 30), at) for at, pair in enumerate(itertools.pairwise(parts))]
             rank, at = min(ranked)
             if rank == 1 << 30:
                 break

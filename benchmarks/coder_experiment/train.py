@@ -93,7 +93,15 @@ def sft_step(
     return {"loss": loss, "gradient": float(norm), "tokens": float(total)}
 
 
-def rollouts(bench: Bench, rows: Sequence[Row], count: int, scheme: Scheme, seed: int, temperature: float = 1.0, drop: bool = False) -> list[Rollout]:
+def rollouts(
+    bench: Bench,
+    rows: Sequence[Row],
+    count: int,
+    scheme: Scheme,
+    seed: int,
+    temperature: float = 1.0,
+    drop: bool = False,
+) -> list[Rollout]:
     """``count`` answers to each row, evaluated and scored; those of one row next to each other. ``drop``: each row's
     group counts another choice of the rubric's checks."""
     began = time.monotonic()
@@ -155,7 +163,12 @@ def grpo_step(
 
 
 def _update(
-    bench: Bench, adam: torch.optim.Optimizer, found: Sequence[Rollout], weights: Sequence[float], settings: Grpo, lr: float
+    bench: Bench,
+    adam: torch.optim.Optimizer,
+    found: Sequence[Rollout],
+    weights: Sequence[float],
+    settings: Grpo,
+    lr: float,
 ) -> dict[str, float]:
     for group in adam.param_groups:
         group["lr"] = lr
