@@ -23,7 +23,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over samples by composition, in a fixed order: ``values[name]`` is ``[compositions]``, for one trained model."""
+    """Sums over samples by composition, in a fixed order: ``values[name]`` is ``[compositions]``, for one trained
+    model."""
 
     values: dict[str, Floats]
 
@@ -267,8 +268,10 @@ def page(report: dict[str, Any]) -> str:
         "Hypotheses, statistics and budgets were fixed beforehand: "
         "`benchmarks/coder_experiment/PREREGISTRATION.md`. Written by `run.py analyse`.",
         "",
-        f"{machine.get('date', '?')}, {machine.get('gpu') or machine.get('cpu', '?')}, torch {machine.get('torch', '?')}, "
-        f"commit {machine.get('commit', '?')}; {len(slices)} slices, {sum(s['seconds'] for s in slices) / 60:.1f} min in all. "
+        f"{machine.get('date', '?')}, {machine.get('gpu') or machine.get('cpu', '?')}, "
+        f"torch {machine.get('torch', '?')}, "
+        f"commit {machine.get('commit', '?')}; {len(slices)} slices, "
+        f"{sum(s['seconds'] for s in slices) / 60:.1f} min in all. "
         f"{report['compositions']} test compositions.",
         "",
         "## Hypotheses",
@@ -305,7 +308,8 @@ def page(report: dict[str, Any]) -> str:
     ]
     for name, m in report["models"].items():
         text.append(
-            f"| {name} | {m['samples']} | {m['dropped']:.3f} | {m['reward']:.3f} | {m['rule_reward']:.3f} | {m['correct']:.3f} "
+            f"| {name} | {m['samples']} | {m['dropped']:.3f} | {m['reward']:.3f} | {m['rule_reward']:.3f} "
+            f"| {m['correct']:.3f} "
             f"| {m['pass_8']:.3f} | {m['hack']:.3f} | {m['partial_hack']:.3f} |"
         )
     text += [

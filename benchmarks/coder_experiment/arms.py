@@ -14,6 +14,7 @@ import torch
 
 from coder_experiment import train
 from coder_experiment.dataset import Data
+from coder_experiment.evaluate import Job
 from coder_experiment.language import Refused, parse
 from coder_experiment.prompts import Row
 from coder_experiment.rewards import Scheme, gold, score
@@ -72,8 +73,8 @@ Clock = Callable[[], float]
 def supervise(
     bench: Bench, folder: Folder, data: Data, budget: Budget, name: str, clock: Clock, *, stop_at: float = 0.45
 ) -> bool:
-    """Supervised training on the cold start, to its end or (``stop_at`` above 0) until that share of answers to validation
-    tasks is correct and 80 % compile, looked at every 15 steps from the 30th. False when the time was up."""
+    """Supervised training on the cold start, to its end or (``stop_at`` above 0) until that share of answers to
+    validation tasks is correct and 80 % compile, looked at every 15 steps from the 30th. False when the time was up."""
     arm = folder.arm(name)
     model = bench.model
     adam, step = _resume(bench, arm, budget.sft_lr)
@@ -161,8 +162,8 @@ def choose(rows: Sequence[Row], arm: Arm, count: int, step: int) -> list[Row]:
 def _rejection(
     bench: Bench, folder: Folder, data: Data, arm: Arm, settings: Grpo, budget: Budget, clock: Clock
 ) -> bool:
-    """Fine-tuning on own successes: as many rollouts as the other arms have, in a few rounds; of each prompt the best two
-    different answers that are correct and no hack."""
+    """Fine-tuning on own successes: as many rollouts as the other arms have, in a few rounds; of each prompt the best
+    two different answers that are correct and no hack."""
     path = folder.arm(arm.name)
     adam, done_rounds = _resume(bench, path, budget.rejection_lr)
     for number in range(done_rounds, budget.rejection_rounds):
@@ -240,7 +241,7 @@ def _judged(bench: Bench, data: Data, rollout: Rollout, request: int, sample: in
     rule = rollout.score
     if rule is None:
         return record | {"dropped": True}
-    (outcome,) = bench.evaluator.evaluate([train.Job(task, rollout.text)])
+    (outcome,) = bench.evaluator.evaluate([Job(task, rollout.text)])
     rubric = score(wanted, rollout.text, outcome, bench.baselines[task.key], "rubric")
     assert rubric is not None
     record |= {
@@ -279,7 +280,8 @@ def _some(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
 
 
 def _resume(bench: Bench, path: Any, lr: float) -> tuple[torch.optim.Optimizer, int]:
-    """Optimiser and step of an arm's checkpoint, or of its beginning; lines written after the checkpoint are dropped."""
+    """Optimiser and step of an arm's checkpoint, or of its beginning; lines written after the checkpoint are
+    dropped."""
     file, step = path / "checkpoint.pt", 0
     saved = load_tensors(file) if file.exists() else None
     if saved is not None:

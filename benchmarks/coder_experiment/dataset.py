@@ -14,13 +14,14 @@ from typing import Any
 
 from coder_experiment.evaluate import Evaluator, Job
 from coder_experiment.language import Program
-from coder_experiment.prompts import Row, prompt, result_of, worsen
+from coder_experiment.prompts import Row, Worse, prompt, result_of, worsen
 from coder_experiment.rewards import Request
 from coder_experiment.schedules import any_schedule, mixed_program, own_program, shortcut_program
 from coder_experiment.tasks import Part, Task, audit, generate
 
 LAZY, SHORTCUT = 0.3, 0.5
-"""Shares of answers from scratch that leave operators to stock kernels, and, where there is a shortcut, that take it."""
+"""Shares of answers from scratch that leave operators to stock kernels, and, where there is a shortcut, that take
+it."""
 SPEED_CHANGES = ("vec4", "warp", "block", "tile", "fuse")
 
 
@@ -130,9 +131,9 @@ def _improve(
     *,
     once: bool = False,
 ) -> list[Row]:
-    """Pairs of the second skill: the old program is what it is said to be, the answer is verified. ``once``: at most one
-    a task."""
-    drafts = []
+    """Pairs of the second skill: the old program is what it is said to be, the answer is verified. ``once``: at most
+    one a task."""
+    drafts: list[tuple[Task, Worse]] = []
     done: set[str] = set()
     for attempt in range(12 * max(count, 1)):
         if len(drafts) >= count or not tasks:

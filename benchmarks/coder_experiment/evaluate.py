@@ -1,5 +1,5 @@
-"""Evaluates programs by the thousand: read, compile (processes side by side), run on small hidden inputs, judge, and time
-what is right, one after the other on the one device. What is known is not measured again, whichever arm asks.
+"""Evaluates programs by the thousand: read, compile (processes side by side), run on small hidden inputs, judge, and
+time what is right, one after the other on the one device. What is known is not measured again, whichever arm asks.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Batched generation: prompts once, then one token after the other for all rows. On a GPU the step is recorded as a CUDA
-graph, for a small model's step is some hundred launches and would wait for the host; where recording fails it runs as is.
+"""Batched generation: prompts once, then one token after the other for all rows. On a GPU the step is recorded as a
+CUDA graph, for a small model's step is some hundred launches and would wait for the host; where recording fails it
+runs as is.
 """
 
 from __future__ import annotations

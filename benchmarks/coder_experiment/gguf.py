@@ -1,5 +1,5 @@
-"""Reads a model from a GGUF file (format version 3): its settings, and its weights as float32. Four kinds of tensors are
-known: F32, F16, Q8_0 and Q4_1.
+"""Reads a model from a GGUF file (format version 3): its settings, and its weights as float32. Four kinds of tensors
+are known: F32, F16, Q8_0 and Q4_1.
 """
 
 from __future__ import annotations

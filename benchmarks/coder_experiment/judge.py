@@ -1,5 +1,5 @@
-"""Decides whether outputs are right: hidden inputs, exact results, tolerances. Never loads or runs a program; what it is
-given are numbers that another process fetched.
+"""Decides whether outputs are right: hidden inputs, exact results, tolerances. Never loads or runs a program; what it
+is given are numbers that another process fetched.
 """
 
 from __future__ import annotations

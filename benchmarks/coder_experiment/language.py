@@ -1,5 +1,5 @@
-"""The programs that the model writes: nodes, each a launch line with a kernel body (``own``) or a call of a stock kernel
-(``lib``). Reads and refuses; nothing is compiled here. What a body may use is in ``source``.
+"""The programs that the model writes: nodes, each a launch line with a kernel body (``own``) or a call of a stock
+kernel (``lib``). Reads and refuses; nothing is compiled here. What a body may use is in ``source``.
 
     lib softmax a -> u
     own elem 256 1

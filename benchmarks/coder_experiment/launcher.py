@@ -2,7 +2,8 @@
 line of JSON in, a line of JSON out; outputs travel through a shared file. Standard library only.
 
 It holds no expected value. An error of the device ends it, and whoever asked starts another. Arguments: back end, the
-shared file's number and size, elements of a buffer, the harness's kernels, and for CUDA the file of the driver's binding.
+shared file's number and size, elements of a buffer, the harness's kernels, and for CUDA the file of the driver's
+binding.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""The model: a Llama of 135 million weights in plain torch, with low-rank changes to its matrices and batched generation.
+"""The model: a Llama of 135 million weights in plain torch, with low-rank changes to its matrices and batched
+generation.
 
-Its base weights never change; what is learned are pairs of small matrices (LoRA), added to the weights themselves before
-each use, so that generation and training compute with the very same numbers. Generation keeps keys and values in fixed
-buffers, and on a GPU replays one CUDA graph for each token.
+Its base weights never change; what is learned are pairs of small matrices (LoRA), added to the weights themselves
+before each use, so that generation and training compute with the very same numbers. Generation keeps keys and values
+in fixed buffers, and on a GPU replays one CUDA graph for each token.
 """
 
 from __future__ import annotations
@@ -77,6 +78,8 @@ class Llama(nn.Module):
         with torch.no_grad():
             for tensor in (self.embedding, *self.base.values()):
                 tensor.copy_(torch.randn(tensor.shape, generator=made) * (0.5 / math.sqrt(tensor.shape[-1])))
+            # Embeddings make the logits too: small ones could not tell one token from another.
+            self.embedding.mul_(4)
 
     def begin(self, rank: int, seed: int) -> None:
         """New changes of a rank, which change nothing yet."""

@@ -1,9 +1,9 @@
 """What a program is worth: by rule, by rule and rubric, and by checks that no reward looks at. All are programs, pure
 functions of a text and its Outcome.
 
-``R = I_corr (1 - I_hack) min((s + tau)(1 + lambda (r - 0.5)), R_max)``, the package's formula with its constants (a test
-holds the two against each other); for the rule alone lambda is 0. ``s`` is the stock kernels' time over the program's,
-in steps of 5 %, for that is about what a repeated measurement moves.
+``R = I_corr (1 - I_hack) min((s + tau)(1 + lambda (r - 0.5)), R_max)``, the package's formula with its constants (a
+test holds the two against each other); for the rule alone lambda is 0. ``s`` is the stock kernels' time over the
+program's, in steps of 5 %, for that is about what a repeated measurement moves.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Score:
-    """A program's worth and what it was made of. ``hack``: nothing of its own, or memory harmed. ``lazy``: correct, with
-    an operator left to a stock kernel. ``shortcut``: correct on the inputs that decide, wrong on others."""
+    """A program's worth and what it was made of. ``hack``: nothing of its own, or memory harmed. ``lazy``: correct,
+    with an operator left to a stock kernel. ``shortcut``: correct on the inputs that decide, wrong on others."""
 
     value: float
     status: str

@@ -98,8 +98,8 @@ def shortcut_program(task: Task, schedule: Schedule, draw: random.Random) -> Pro
 
 
 def faulty_program(task: Task, schedule: Schedule, draw: random.Random) -> Program | None:
-    """An honest program with a fault in it: an operator lost or exchanged, a constant changed, a reduction not combined,
-    a name misspelt. None where the draw changes nothing."""
+    """An honest program with a fault in it: an operator lost or exchanged, a constant changed, a reduction not
+    combined, a name misspelt. None where the draw changes nothing."""
     program = own_program(task, schedule)
     text = program.text
     kind = draw.randrange(5)

@@ -1,5 +1,5 @@
-"""From programs to source that compiles: CUDA for NVRTC, C++ for the ``cpu`` back end. The same body goes between a fixed
-header and footer, which give it these names:
+"""From programs to source that compiles: CUDA for NVRTC, C++ for the ``cpu`` back end. The same body goes between a
+fixed header and footer, which give it these names:
 
 - all kinds: ``a b c`` (inputs), ``u w`` (scratch), ``y`` (output), ``R`` rows, ``C`` columns, ``n`` = R C, and the
   functions ``gelu silu sigmoid sq`` beside CUDA's own.
@@ -134,9 +134,11 @@ def _cuda_kernel(name: str, node: Own) -> str:
     threads = 256 if node.kind == "tile" else node.threads
     group = _GROUP.get(node.kind, "1").format(threads=threads)
     prologue: Mapping[str, str] = {
-        "elem": f"  const int i = (blockIdx.x * {threads} + threadIdx.x) * {node.vector}; const int V = {node.vector};\n"
+        "elem": f"  const int i = (blockIdx.x * {threads} + threadIdx.x) * {node.vector};\n"
+        f"  const int V = {node.vector};\n"
         "  const float* c = c_;\n",
-        "thread": f"  const int r = blockIdx.x * {threads} + threadIdx.x, lane = 0, W = 1; if (r >= R) return;\n  ROWS\n",
+        "thread": f"  const int r = blockIdx.x * {threads} + threadIdx.x, lane = 0, W = 1;\n"
+        "  if (r >= R) return;\n  ROWS\n",
         "warp": f"  const int r = blockIdx.x * {threads // 32} + threadIdx.x / 32, lane = threadIdx.x & 31, W = 32;\n"
         "  if (r >= R) return;\n  ROWS\n",
         "block": f"  const int r = blockIdx.x, lane = threadIdx.x, W = {threads};\n  ROWS\n",

@@ -97,7 +97,8 @@ def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 def pack(state: Path, out: Path) -> list[Path]:
     """The folder as at most 8 files of at most 15 MiB in ``out``. What can be made again is left out first where it is
-    too much: finished arms' weights, then an unfinished arm's checkpoint. Raises ValueError where that is not enough."""
+    too much: finished arms' weights, then an unfinished arm's checkpoint. Raises ValueError where that is not
+    enough."""
     out.mkdir(parents=True, exist_ok=True)
     for old in out.glob("state.tgz.*"):
         old.unlink()

@@ -48,7 +48,8 @@ extern "C" __global__ void changed(const float* p, unsigned n, unsigned key, int
 }
 extern "C" __global__ void overrun(const unsigned* p, unsigned n, unsigned* count) {
   unsigned bad = 0;
-  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) bad += p[i] != 0xffffffffu;
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x)
+    bad += p[i] != 0xffffffffu;
   if (bad) atomicAdd(count, bad);
 }
 extern "C" __global__ void gather(const float* p, const int* places, float* out, unsigned n) {
@@ -114,9 +115,11 @@ def cuda() -> str:
             ):
                 lane = "threadIdx.x & 31" if group == "warp" else "threadIdx.x"
                 parts.append(
-                    f"\n#define all_sum(v) group_sum<{threads}>(v, box_)\n#define all_max(v) group_max<{threads}>(v, box_)\n"
+                    f"\n#define all_sum(v) group_sum<{threads}>(v, box_)\n"
+                    f"#define all_max(v) group_max<{threads}>(v, box_)\n"
                     f'extern "C" __global__ void __launch_bounds__(256) lib_{operator.name}_{group}({_PARAMETERS}) {{\n'
-                    f"  __shared__ float box_[32]; const int r = {row}, lane = {lane}, W = {threads}; if (r >= R) return;\n"
+                    f"  __shared__ float box_[32]; const int r = {row}, lane = {lane}, W = {threads};\n"
+                    "  if (r >= R) return;\n"
                     "  const float* sr = s + (long long)r * C; float* dr = d + (long long)r * C;\n"
                     f"  {_ROW_BODIES[operator.name]}\n}}\n#undef all_sum\n#undef all_max\n"
                 )
@@ -151,8 +154,8 @@ def cpp() -> str:
                 )
         elif operator.kind == LAYOUT:
             parts.append(
-                head.format(name=f"lib_{operator.name}")
-                + "  for (int r = 0; r < R; r++) for (int c = 0; c < C; c++) d[(long)c * R + r] = s[(long)r * C + c];\n}\n"
+                head.format(name=f"lib_{operator.name}") + "  for (int r = 0; r < R; r++) for (int c = 0; c < C; c++)\n"
+                "  d[(long)c * R + r] = s[(long)r * C + c];\n}\n"
             )
         else:
             parts.append(

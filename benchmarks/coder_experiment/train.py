@@ -40,7 +40,8 @@ class Bench:
 
 @dataclass(frozen=True)
 class Grpo:
-    """Settings of the rollouts and the update. ``lr``: of Adam, after ``warmup`` steps; ``clip``: of the gradient's norm."""
+    """Settings of the rollouts and the update. ``lr``: of Adam, after ``warmup`` steps; ``clip``: of the gradient's
+    norm."""
 
     prompts: int = 16
     group: int = 16
@@ -141,8 +142,8 @@ def grpo_step(
     seed: int,
     shuffled: bool = False,
 ) -> dict[str, Any]:
-    """Rollouts of ``rows`` and one update; what is logged of it. ``shuffled``: each group's rewards go to its samples in
-    another order, so that nothing can be learned from them."""
+    """Rollouts of ``rows`` and one update; what is logged of it. ``shuffled``: each group's rewards go to its samples
+    in another order, so that nothing can be learned from them."""
     found = rollouts(bench, rows, settings.group, scheme, seed * 100_003 + step, settings.temperature, drop=True)
     began = time.monotonic()
     weights: list[float] = []
