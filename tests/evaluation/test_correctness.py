@@ -100,18 +100,20 @@ def test_a_reused_output_buffer_is_found(judge: Judge) -> None:
     assert "outlive later calls" in evaluation.message
 
 
-def test_an_answer_kept_from_the_first_call_is_found(judge: Judge) -> None:
-    """The static rules do not follow a value into another method; the numbers show it all the same."""
-    source = (
-        linear("self.recall(x)")
-        + """
+KEEPS = (
+    linear("self.recall(x)")
+    + """
     def recall(self, x):
         if not hasattr(self, 'kept'):
             self.kept = self.norm(self.linear(x))
         return self.kept.clone()
 """
-    )
-    assert judge(make_task(LINEAR), source).status == "wrong_output"
+)
+"""Gives out its first answer for ever. The static rules do not follow a value into another method."""
+
+
+def test_an_answer_kept_from_the_first_call_is_found(judge: Judge) -> None:
+    assert judge(make_task(LINEAR), KEEPS).status == "wrong_output"
 
 
 def test_honesty_in_checked_calls_alone_is_found(judge: Judge) -> None:
@@ -217,14 +219,7 @@ def test_inputs_that_ignore_their_seed_are_made_fresh(judge: Judge) -> None:
     evaluation = judge(make_task(source), linear("self.norm(self.linear(x))"))
     assert evaluation.status == "correct", evaluation.message
     assert evaluation.provenance["fixed_inputs"] is True
-    kept = linear("self.kept").replace(
-        "return self.kept",
-        """
-        if not hasattr(self, 'kept'):
-            self.kept = self.norm(self.linear(x))
-        return self.kept.clone()""",
-    )
-    assert judge(make_task(source), kept).status == "wrong_output"
+    assert judge(make_task(source), KEEPS).status == "wrong_output"
 
 
 DROPOUT = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stitchcuda.evaluation.integrity.python_paths import MAX_WAYS
+from stitchcuda.evaluation.integrity.python_ways import MAX_WAYS
 from tests.evaluation.integrity.support import forward, inspected, rejected
 
 HEAD = "import ctypes, random, threading, time\nLAST = None\n"
@@ -20,8 +20,16 @@ self.weight = nn.Parameter(torch.ones(3))
 """
 
 
+METHODS = """
+    def table(self, like):
+        return torch.arange(like.shape[1], device=like.device)
+    def make(self, like):
+        return like.clone()
+"""
+
+
 def rules(body: str) -> set[str]:
-    return rejected(inspected(HEAD + forward(body, INIT)))
+    return rejected(inspected(HEAD + forward(body, INIT) + METHODS))
 
 
 @pytest.mark.parametrize(
@@ -179,6 +187,18 @@ def test_sixteen_bits_are_no_cheat_in_a_class_that_allows_them() -> None:
         "return x",
         "return torch.zeros_like(x)",
         "y, z = torch.empty_like(x), torch.empty_like(x)\nlaunch(x, y, z)\nreturn {'y': y, 'z': z}",
+        "if self.pe is None: self.pe = self.table(x)\nreturn self.pe[:x.shape[1]]",
+        "if self.out is None: self.out = self.make(x)\nself.kernel(x)\nreturn self.out.clone()",
+        "if self.out is None: self.out = g(x)\ntorch.ops.mine.run(x, self.out)\nreturn self.out.clone()",
+        "if self.out is None: self.out = g(x)\ntorch._foreach_copy_([self.out], [x])\nreturn self.out.clone()",
+        "y = torch.empty_like(x)\nassert launch(x, y) == 0\nreturn y",
+        "y = torch.empty_like(x)\nouts = []\nouts.append(y)\nlaunch(x, outs)\nreturn y",
+        "y = torch.empty_like(x)\nrun = lambda: launch(x, y)\nrun()\nreturn y",
+        "y = torch.empty_like(x)\ngetattr(y, 'copy_')(x)\nreturn y",
+        "y = torch.empty_like(x)\ny.numpy().fill(3)\nreturn y",
+        "y = torch.empty_like(x)\ny.data = x * 2\nreturn y",
+        "y = torch.empty_like(x)\nfor i in range(3): pass\nelse: launch(x, y)\nreturn y",
+        "y = torch.empty_like(x).uniform_()\nreturn y",
         "global LAST\ny = g(x)\nLAST = y\nreturn y",
     ],
 )

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from stitchcuda.evaluation.integrity.python_paths import (
+from stitchcuda.evaluation.integrity.python_paths import Paths
+from stitchcuda.evaluation.integrity.python_view import View, called_name
+from stitchcuda.evaluation.integrity.python_ways import (
     BEAT,
     CHOSEN,
     CONSTANT,
@@ -22,10 +24,8 @@ from stitchcuda.evaluation.integrity.python_paths import (
     INPUT,
     NARROW,
     Answer,
-    Paths,
     Sources,
 )
-from stitchcuda.evaluation.integrity.python_view import View, called_name
 from stitchcuda.evaluation.integrity.rules import Hit
 from stitchcuda.evaluation.integrity.trees import walk
 from stitchcuda.evaluation.integrity.words import words

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from stitchcuda.evaluation.integrity.python_memory import containers, counters
 from stitchcuda.evaluation.integrity.python_view import (
@@ -25,25 +25,30 @@ from stitchcuda.evaluation.integrity.python_view import (
     parameters,
     place,
 )
+from stitchcuda.evaluation.integrity.python_ways import (
+    BEAT,
+    CHANCE,
+    CHOSEN,
+    CLOCK,
+    CONSTANT,
+    COUNT,
+    EARLIER,
+    FACT,
+    FRESH,
+    HIDDEN,
+    INPUT,
+    NARROW,
+    NOTHING,
+    Answer,
+    Sources,
+    Way,
+    bounded,
+    fresh,
+    from_earlier,
+)
 from stitchcuda.evaluation.integrity.trees import walk
 from stitchcuda.evaluation.integrity.words import words
 
-INPUT, FACT, CONSTANT, NARROW = "input", "fact", "constant", "narrow"
-COUNT, BEAT, CLOCK, CHANCE = "count", "beat", "clock", "chance"
-EARLIER, CHOSEN, FRESH = "earlier:", "chosen:", "unwritten:"
-"""What a value is made of: data of this call's inputs, their shapes, fill values, sixteen-bit numbers; a comparison of
-a count of calls, its remainder, a clock, a random draw; what lay under a name when the call began, an entry of a
-table picked by inputs, memory that nothing wrote."""
-
-HIDDEN = frozenset({COUNT, BEAT, CLOCK, CHANCE})
-"""What a call's place in time decides, not what it is given."""
-
-Sources = frozenset[str]
-
-MAX_WAYS = 48
-"""More ways than these are followed as one."""
-
-_NOTHING: Sources = frozenset()
 _PURE = words(
     """
     abs all any append bool dict dim discard element_size enumerate extend float format frozenset get getattr hasattr
@@ -54,8 +59,10 @@ _PURE = words(
     """
 )
 """Calls that fill nothing they are given."""
-_STORES = words("append add appendleft extend insert setdefault update put push")
+_STORES = words("append appendleft extend insert setdefault update")
 _CLOCKS = words("time time_ns perf_counter perf_counter_ns monotonic monotonic_ns process_time clock_gettime")
+_OTHERS = ("torch.ops.", "torch._C.", "torch.classes.")
+"""Under these lie operators that somebody else brought."""
 _NARROWING = words("half bfloat16")
 _NARROW_TYPES = frozenset({"torch.float16", "torch.bfloat16", "torch.half"})
 _STATIC = (
@@ -70,32 +77,6 @@ _STATIC = (
     "random.",
     "signal.",
 )
-
-
-@dataclass(frozen=True)
-class Way:
-    """One way through the function, as far as it is followed: what names hold, what was asked, what was filled."""
-
-    names: dict[str, Sources] = field(default_factory=dict)
-    asked: Sources = _NOTHING
-    written: Sources = _NOTHING
-    lent: Sources = _NOTHING
-    """Fresh memory that lies under kept names, where a call may find and fill it."""
-    stirred: bool = False
-    """Whether a call may have used inputs that were put into kept memory, and filled other kept memory."""
-
-    def key(self) -> tuple[object, ...]:
-        """For telling equal ways."""
-        return frozenset(self.names.items()), self.asked, self.written, self.lent, self.stirred
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What one way returns: the sources of each output, all that was asked on the way, and where."""
-
-    node: ast.Return
-    outputs: tuple[Sources, ...]
-    asked: Sources
 
 
 class Paths:
@@ -130,7 +111,7 @@ class Paths:
         for statement in body:
             if not ways:
                 break
-            ways = _bounded([after for way in ways for after in self._statement(statement, way)])
+            ways = bounded([after for way in ways for after in self._statement(statement, way)])
         return ways
 
     def _statement(self, node: ast.stmt, way: Way) -> list[Way]:
@@ -145,7 +126,8 @@ class Paths:
             return self._block(node.body, [way]) + self._block(node.orelse, [way])
         if isinstance(node, (ast.For, ast.AsyncFor)):
             way = self._effects(node.iter, way)
-            return self._block(node.body, [self._bind(node.target, self._sources(node.iter, way), node.iter, way)])
+            ways = self._block(node.body, [self._bind(node.target, self._sources(node.iter, way), node.iter, way)])
+            return self._block(node.orelse, ways)
         if isinstance(node, ast.While):
             way = self._effects(node.test, way)
             way = replace(way, asked=way.asked | self._sources(node.test, way))
@@ -181,18 +163,19 @@ class Paths:
         if isinstance(node, ast.AugAssign):
             way = self._effects(node.value, way)
             return [self._add(node.target, self._sources(node.value, way), node.value, way)]
-        if isinstance(node, ast.Expr):
-            return [self._effects(node.value, way)]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return [self._closure(node, way)]
-        return [way]
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and self._unknown(call) and INPUT in self._all(call, way):
+            way = replace(way, stirred=True)  # nobody takes its result: it fills something
+        return [self._effects(node, way)]
 
     def _closure(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef, way: Way) -> Way:
         """A function inside uses, and may fill, all that it mentions."""
         mentioned = [self._name(part, way) for part in walk(node) if isinstance(part, (ast.Name, ast.Attribute))]
         held = frozenset(token for each in mentioned for token in each)
         names = way.names | {node.name: held}
-        return replace(way, names=names, written=way.written | _fresh(held))
+        return replace(way, names=names, written=way.written | fresh(held))
 
     def _either(self, value: ast.IfExp, way: Way, targets: list[ast.expr]) -> list[Way]:
         """``y = a if t else b`` is two ways."""
@@ -224,7 +207,7 @@ class Paths:
     def _seen(self, sources: Sources, way: Way) -> Sources:
         """Memory that something may have written counts as made of inputs."""
         written = sources & way.written
-        stirred = way.stirred and _kept(sources)
+        stirred = way.stirred and from_earlier(sources)
         return (sources - written) | {INPUT} if written or stirred else sources
 
     # Names.
@@ -232,11 +215,11 @@ class Paths:
     def _name(self, node: ast.AST, way: Way) -> Sources:
         name = place(node)
         if name is None:
-            return _NOTHING
+            return NOTHING
         if name in way.names:
             return way.names[name]
         if not self._outlives(name):
-            return _NOTHING
+            return NOTHING
         return frozenset({EARLIER + name})
 
     def _bind(self, target: ast.expr, held: Sources, value: ast.AST, way: Way) -> Way:
@@ -266,7 +249,7 @@ class Paths:
         known, only possible."""
         before, name = self._sources(target, way), place(target)
         if name is None or base(name) not in self.containers:
-            way = replace(way, written=way.written | _fresh(before))
+            way = replace(way, written=way.written | fresh(before))
         if name is None and isinstance(target, (ast.Attribute, ast.Subscript)):
             return self._add(target.value, held, value, way)
         if name is None and isinstance(target, ast.Call) and isinstance(target.func, ast.Attribute):
@@ -281,7 +264,7 @@ class Paths:
 
     def _held(self, name: str, held: Sources, way: Way) -> Way:
         """A name holds something; what is kept for later, somebody else may write."""
-        lent = way.lent | _fresh(held) if self._outlives(name) else way.lent
+        lent = way.lent | fresh(held) if self._outlives(name) else way.lent
         return replace(way, names=way.names | {name: held}, lent=lent)
 
     def _fills(self, name: str, held: Sources, value: ast.AST) -> None:
@@ -325,7 +308,7 @@ class Paths:
                 return frozenset({NARROW})
             held = self._sources(node.value, way)
             return (held - {INPUT}) | {FACT} if node.attr in FACTS and INPUT in held else held
-        return _NOTHING
+        return NOTHING
 
     def _item(self, owner: ast.expr, keys: list[ast.expr], way: Way, node: ast.AST) -> Sources:
         """An item of something: of a table, the key says which one and not what it is."""
@@ -354,12 +337,13 @@ class Paths:
         parts = arguments(node)
         owner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if name == "get" and owner is not None and node.args and self._outlives(place(owner)):
-            default = self._sources(node.args[1], way) if len(node.args) > 1 else _NOTHING
+            default = self._sources(node.args[1], way) if len(node.args) > 1 else NOTHING
             return self._item(owner, [node.args[0]], way, node) | default
         found: set[str] = set()
-        for part in parts:
-            found |= self._sources(part, way)
-        if owner is not None and not _static(paths):
+        for part, asked_for in zip(parts, self._asked_for(node), strict=True):
+            held = self._sources(part, way)
+            found |= held if asked_for or INPUT not in held else (held - {INPUT}) | {FACT}
+        if owner is not None and not self._static(node):
             found |= self._sources(owner, way)
         elif owner is None:
             found |= self._sources(node.func, way)
@@ -371,6 +355,23 @@ class Paths:
         if self._own(node) and any(INPUT in held for place_, held in way.names.items() if self._outlives(place_)):
             found.add(INPUT)
         return frozenset(found)
+
+    def _asked_for(self, node: ast.Call) -> list[bool]:
+        """For each argument, whether its data may be used: a function of the file may ask for its shape alone."""
+        name, parts = called_name(node), arguments(node)
+        callee = self.view.method("ModelNew", name) if self._own(node) else None
+        if isinstance(node.func, ast.Name):
+            callee = self.view.functions.get(name)
+        if callee is None or node.keywords or callee.args.vararg:
+            return [True] * len(parts)
+        names = [each.arg for each in callee.args.args if each.arg not in ("self", "cls")]
+        known = {
+            id(part.value): part.attr in FACTS
+            for part in walk(callee)
+            if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name)
+        }
+        used = {part.id for part in walk(callee) if isinstance(part, ast.Name) and not known.get(id(part), False)}
+        return [number >= len(names) or names[number] in used for number in range(len(parts))]
 
     def _own(self, node: ast.Call) -> bool:
         """A call of a method that the file defines: it may use what lies under the object's own names."""
@@ -387,26 +388,36 @@ class Paths:
             if not isinstance(call, ast.Call):
                 continue
             name = called_name(call)
-            if name in ("equal", "array_equal", "allclose"):
-                compared = {token for part in arguments(call) for token in self._sources(part, way)}
-                self.compares = self.compares or INPUT in compared
             given = frozenset(token for part in arguments(call) for token in self._sources(part, way))
+            if name in ("equal", "array_equal", "allclose"):
+                self.compares = self.compares or INPUT in given
             owner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if name in _STORES and owner is not None and self._outlives(place(owner)):
+            if name in _STORES and owner is not None and not self._static(call):
                 way = self._add(owner, given, call, way)
-                continue
-            if name in _PURE or name in ALLOCATORS:
-                continue
-            way = replace(way, written=way.written | _fresh(given))
-            if owner is not None and name.endswith("_") and not name.endswith("__"):
-                way = self._add(owner, given, call, way)
-            elif not _static(self.view.names.resolve(call.func)) or any(each.arg == "out" for each in call.keywords):
-                way = self._touched(call, given, way)
+            elif name not in _PURE and name not in ALLOCATORS:
+                held = given | self._sources(call.func, way)
+                way = replace(way, written=way.written | fresh(held))
+                if owner is not None and _in_place(name) and not self._static(call):
+                    way = self._add(owner, given, call, way)
+                elif self._unknown(call):
+                    way = self._touched(call, given, way)
         return way
+
+    def _static(self, call: ast.Call) -> bool:
+        """Whether a call is of one of a library's functions, not a method of an object or an operator of somebody's."""
+        paths = self.view.names.resolve(call.func)
+        return any(path.startswith(_STATIC) and "()" not in path and not path.startswith(_OTHERS) for path in paths)
+
+    def _unknown(self, call: ast.Call) -> bool:
+        """Whether a call may fill what it is given, or what it knows by itself."""
+        name = called_name(call)
+        if name in _PURE or name in _STORES or name in ALLOCATORS:
+            return False
+        return not self._static(call) or _in_place(name) or any(each.arg == "out" for each in call.keywords)
 
     def _touched(self, call: ast.Call, given: Sources, way: Way) -> Way:
         """A call that is not known may fill whatever it is given, and what lies where inputs were put."""
-        used = any(INPUT in held and (self._outlives(name) or _kept(held)) for name, held in way.names.items())
+        used = any(INPUT in held and (self._outlives(name) or from_earlier(held)) for name, held in way.names.items())
         way = replace(way, stirred=way.stirred or used, written=way.written | way.lent)
         if INPUT not in given:
             return way
@@ -418,32 +429,5 @@ class Paths:
         return way
 
 
-def _fresh(held: Sources) -> Sources:
-    return frozenset(token for token in held if token.startswith(FRESH))
-
-
-def _kept(held: Sources) -> bool:
-    return any(token.startswith(EARLIER) for token in held)
-
-
-def _static(paths: frozenset[str]) -> bool:
-    """Whether a call is one of a library's functions, not a method of an object."""
-    return any(path.startswith(_STATIC) and "()" not in path for path in paths)
-
-
-def _bounded(ways: list[Way]) -> list[Way]:
-    """Equal ways once; too many as a single one that may be any of them."""
-    distinct = list({way.key(): way for way in ways}.values())
-    if len(distinct) <= MAX_WAYS:
-        return distinct
-    names: dict[str, Sources] = {}
-    for way in distinct:
-        for name, held in way.names.items():
-            names[name] = names.get(name, _NOTHING) | held
-    for name in names:
-        if kept(name) and any(name not in way.names for way in distinct):
-            names[name] |= {EARLIER + name}
-    asked = frozenset.union(*(way.asked for way in distinct))
-    written = frozenset.union(*(way.written for way in distinct))
-    lent = frozenset.union(*(way.lent for way in distinct))
-    return [Way(names, asked, written, lent, any(way.stirred for way in distinct))]
+def _in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")

@@ -33,6 +33,7 @@ _PROCESS_PATH = re.compile(
     r"/proc/[^/\s]+/(task/[^/\s]+/)?(maps|smaps|fd|fdinfo|environ|cmdline|stat|status|root|cwd|auxv|comm)\b"
 )
 _SHARED_PATH = re.compile(r"/dev/shm\b|/dev/mqueue\b")
+_SEARCHED_PATH = re.compile(r"/dev/(shm|mqueue)/?($|[^\s]*[*?])")
 _FAST = re.compile(
     r"^-{1,2}(use_fast_math|ftz=true|prec-div=false|prec-sqrt=false|fmad=|ffast-math|Ofast|funsafe-math-optimizations)"
 )
@@ -267,7 +268,7 @@ class _Scan:
                 yield self.hit("searches_memory", node, repr(match[0]))
         elif _SHARED_PATH.search(text):
             yield self.hit("shares_memory", node, repr(text[:80]))
-            if _SHARED_PATH.match(text) and " " not in text:
+            if _SEARCHED_PATH.match(text):
                 yield self.hit("searches_memory", node, repr(text[:80]))
         elif text == "LD_PRELOAD":
             yield self.hit("changes_environment", node, text)
