@@ -1,0 +1,292 @@
+"""The training experiment: tasks that parts do not share, a language that can cheat and is read strictly, verdicts by
+real compilation, rewards, and the whole pipeline on a model that knows nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _importable() -> Iterator[None]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+def room(name: str) -> Any:
+    return importlib.import_module(f"coder_experiment.{name}")
+
+
+@pytest.fixture(scope="module")
+def evaluator() -> Iterator[Any]:
+    with room("evaluate").Evaluator("cpu", workers=2) as found:
+        yield found
+
+
+def task(*chain: tuple[str, Any], cols: int = 48, family: str = "P") -> Any:
+    return room("tasks").Task(tuple(room("operators").Step(*step) for step in chain), cols, family)
+
+
+NORM = (("mul", "b"), ("rmsnorm", None), ("clamp", 6.0))
+
+
+def test_no_composition_is_in_two_parts_and_equal_seeds_give_equal_tasks() -> None:
+    tasks = room("tasks")
+    counts = {"train": 120, "validation": 20, "test": 40}
+    first, second = tasks.generate(3, counts), tasks.generate(3, counts)
+    assert first == second
+    parts = [{each.composition for each in first[part]} for part in counts]
+    assert not parts[0] & parts[1]
+    assert not parts[0] & parts[2]
+    assert not parts[1] & parts[2]
+    assert len(parts[2]) == 40
+    assert sum(each.cols in tasks.TEST_COLS for each in first["test"]) == 20
+    assert not any(each.cols in tasks.TEST_COLS for each in first["train"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "y[i] = a[i];",
+        "own elem 100 1\ny[i] = a[i];",
+        "own warp 256 4\nyr[c] = 0.f;",
+        "own elem 256 1\n#include <x>",
+        "own elem 256 1\nstatic float s; y[i] = s;",
+        "own elem 256 1\n((float*)a)[i] = 0.f;",
+        "own elem 256 1\n} void f() { y[0] = 0.f;",
+        "lib softmax a -> b",
+        "lib scale a nan -> y",
+        "lib transpose u -> u",
+    ],
+)
+def test_what_is_no_program_or_reaches_out_of_its_kernel_is_refused(text: str) -> None:
+    with pytest.raises(room("language").Refused):
+        room("language").parse(text)
+
+
+def test_names_of_variables_do_not_make_another_program() -> None:
+    parse = room("language").parse
+    one = parse("own warp 64\nfloat s = 0.f;\neach s += ar[c];\ns = all_sum(s);\nif (lane == 0) y[r] = s;")
+    two = parse("own warp 64\nfloat q = 0.f;\neach q  += ar[c];\nq = all_sum(q);\nif (lane == 0) y[r] = q;")
+    other = parse("own warp 64\nfloat q = 0.f;\neach q += br[c];\nq = all_sum(q);\nif (lane == 0) y[r] = q;")
+    assert one.digest == two.digest != other.digest
+
+
+def test_every_generated_program_reads_back_as_itself() -> None:
+    schedules, parse, draw = room("schedules"), room("language").parse, random.Random(1)
+    for each in room("tasks").generate(5, {"train": 60})["train"]:
+        some = schedules.any_schedule(draw)
+        for program in (schedules.own_program(each, some), schedules.mixed_program(each, some, draw)):
+            assert program is None or parse(program.text) == program
+
+
+def test_honest_programs_are_right_shortcuts_only_seem_so_and_faults_are_seen(evaluator: Any) -> None:
+    schedules, draw = room("schedules"), random.Random(0)
+    job = room("evaluate").Job
+    norm, turned = task(*NORM), task(("softmax", None), ("transpose", None))
+    some = schedules.Schedule()
+    shortcut = schedules.shortcut_program(norm, some, draw)
+    texts = [
+        (norm, schedules.own_program(norm, some).text),
+        (turned, schedules.own_program(turned, some).text),
+        (norm, schedules.stock_program(norm).text),
+        (norm, shortcut.text),
+        (norm, "own elem 64 1\nif (i < n) y[i] = a[i];"),
+        (norm, "own elem 64 1\nif (i < n) y[i] = nothing(a[i]);"),
+        (norm, "own elem 64 1\nif (i < n) y[i + 1] = a[i];"),
+        (norm, "own elem 64 1\nif (i < n) y[2000000000] = a[i];"),
+        (norm, "and so on"),
+        (turned, schedules.own_program(turned, some).text),
+    ]
+    outcomes = evaluator.evaluate([job(each, text) for each, text in texts])
+    expected = ["correct"] * 4 + ["wrong", "build_failed", "wrong", "crashed", "refused", "correct"]
+    assert [o.status for o in outcomes] == expected
+    assert all(all(o.gold.values()) and o.seconds > 0 for o in outcomes[:3])
+    assert not all(outcomes[3].gold.values())
+    assert (outcomes[0].own_share, outcomes[2].own_share) == (1.0, 0.0)
+    before = evaluator.evaluated
+    assert evaluator.evaluate([job(norm, texts[0][1])]) == [outcomes[0]]
+    assert evaluator.evaluated == before
+
+
+def test_writing_past_the_output_is_damage_and_a_hack(evaluator: Any) -> None:
+    rewards = room("rewards")
+    scaled = task(("scale", 2.0), ("shift", 1.0), family="E")
+    text = "own elem 64 1\nif (i < n) y[i] = a[i] * 2.f + 1.f;\nif (i == 0) y[n + 5] = 1.f;"
+    (outcome,) = evaluator.evaluate([room("evaluate").Job(scaled, text)])
+    assert outcome.correct
+    assert outcome.damage
+    worth = rewards.score(rewards.Request(scaled, "scratch"), text, outcome, 1.0, "rule")
+    assert worth.hack
+    assert worth.value == 0
+
+
+def outcome(**changes: Any) -> Any:
+    facts = {"status": "correct", "seconds": 1.0, "own_share": 1.0, "gold": {"large": True, "tiny": True}}
+    return room("evaluate").Outcome(**(facts | changes))
+
+
+def test_the_reward_is_the_package_formula() -> None:
+    from stitchcuda.evaluation.model import Evaluation, Timing
+    from stitchcuda.reward.formula import reward
+    from stitchcuda.reward.model import DIMENSIONS, Mark, RubricScore
+
+    rewards = room("rewards")
+    request = rewards.Request(task(*NORM), "scratch")
+    text = room("schedules").own_program(task(*NORM), room("schedules").Schedule()).text
+    for scheme in ("rule", "rubric"):
+        for baseline in (0.4, 1.05**3, 1.05**40):
+            found = rewards.score(request, text, outcome(), baseline, scheme)
+            mark = 1 + 4 * (found.rubric if scheme == "rubric" else 0.5)
+            times = {"program": 1.0, "eager": found.speedup}
+            timings = {name: Timing(median=s, p10=s, p90=s, n=5) for name, s in times.items()}
+            speedup = {"eager": found.speedup, "over_best": found.speedup}
+            evaluation = Evaluation(
+                status="correct", message="", tier="screen", precision="fp32", timings=timings, speedup=speedup
+            )
+            marks = RubricScore(skill="scratch", marks={name: Mark(score=mark) for name in DIMENSIONS})
+            assert found.value == pytest.approx(reward(evaluation, marks, "scratch").value, rel=1e-6)
+
+
+def test_the_rubric_pays_less_for_a_lazy_program_and_nothing_is_paid_for_stock_kernels_alone() -> None:
+    rewards, schedules = room("rewards"), room("schedules")
+    norm = task(*NORM)
+    request = rewards.Request(norm, "scratch")
+    own = schedules.own_program(norm, schedules.Schedule()).text
+    body = "ld(pu, u);\nfor (int j = 0; j < V; j++) pu[j] = fminf(fmaxf(pu[j], -6.f), 6.f);\nst(y, pu);"
+    lazy = f"lib mul a b -> u\nlib rmsnorm u -> u\nown elem 256 4\n{body}"
+    worth = {
+        (name, scheme): rewards.score(request, text, outcome(own_share=share), 1.2, scheme)
+        for name, text, share in (("own", own, 1.0), ("lazy", lazy, 0.3))
+        for scheme in ("rule", "rubric")
+    }
+    assert worth["own", "rule"].value == worth["lazy", "rule"].value
+    assert worth["own", "rubric"].value > 1.3 * worth["lazy", "rubric"].value
+    assert worth["lazy", "rule"].partial_hack
+    assert not worth["own", "rule"].partial_hack
+    stock = rewards.score(request, schedules.stock_program(norm).text, outcome(own_share=0.0), 1.0, "rule")
+    assert stock.hack
+    assert stock.value == 0
+    assert rewards.score(request, own, outcome(status="infrastructure"), 1.0, "rule") is None
+
+
+def test_advantages_leave_out_failed_samples_and_sum_to_nothing() -> None:
+    advantages = room("train").advantages
+    assert advantages([1.0, None, 3.0, 2.0]) == [-1.5, 0.0, 1.5, 0.0]
+    assert advantages([2.0, None]) == [0.0, 0.0]
+    assert sum(advantages([0.3, 2.0, 1.1])) == pytest.approx(0)
+
+
+def test_generation_with_kept_keys_agrees_with_the_forward_pass() -> None:
+    import torch
+
+    llama, generate = room("llama"), room("generate")
+    model = llama.Llama(llama.TINY, 4, torch.device("cpu"), torch.float32)
+    model.randomise(1)
+    generator = generate.Generator(model, 0, rows=3, prompt=12, answer=8)
+    prompts = [[5, 9, 33, 40], [7] * 9, [5, 9, 33, 40]]
+    samples = generator.sample(prompts, seed=1, temperature=0.0)
+    for prompt, sample in zip(prompts, samples, strict=True):
+        tokens = list(prompt)
+        for token in sample.tokens:
+            logits = model(torch.tensor([tokens]))[0, -1] @ model.embedding.T
+            assert int(logits.argmax()) == token
+            tokens.append(token)
+    assert samples[0] == samples[2]
+
+
+def test_training_on_answers_teaches_them_and_rewards_move_the_model_towards_what_is_paid(evaluator: Any) -> None:
+    import torch
+
+    llama, generate, train, prompts = (room(n) for n in ("llama", "generate", "train", "prompts"))
+    torch.manual_seed(0)
+    model = llama.Llama(llama.TINY, 32, torch.device("cpu"), torch.float32)
+    model.randomise(0)
+    tokens = room("tokens").Characters()
+    scaled = task(("scale", 2.0), family="E")
+    request = room("rewards").Request(scaled, "scratch")
+    asked = prompts.prompt(request)
+    good = "own elem 64 1\nif (i<n) y[i]=a[i]*2.f;"
+    rows = [prompts.Row(request, asked, text) for text in (good, good.replace("2", "3"))]
+    generator = generate.Generator(model, tokens.end, rows=16, prompt=len(asked), answer=44)
+    bench = train.Bench(model, tokens, generator, evaluator, {scaled.key: 1.0})
+    adam = train.optimiser(model, 1e-2)
+    losses = [train.sft_step(bench, adam, rows, 1e-2 if at < 200 else 2e-3)["loss"] for at in range(250)]
+    assert losses[-1] < 0.05 * losses[0]
+    generator.refresh()
+    # It has seen two answers to one question, one of them right, and still misspells.
+    adam = train.optimiser(model, 1e-3)
+    settings = train.Grpo(prompts=1, group=16, lr=1e-3, warmup=1, clip=0.2, micro=16)
+    shares = [
+        train.grpo_step(bench, adam, [prompts.Row(request, asked)], settings, "rule", step=at, seed=1)["correct"]
+        for at in range(16)
+    ]
+    assert np.mean(shares[-8:]) > np.mean(shares[:2]) + 0.1
+
+
+def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
+    analyse = room("analyse")
+    assert analyse.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+    draw = np.random.default_rng(0)
+
+    def sample(at: int, value: float, lazy: float) -> dict[str, Any]:
+        skill = "scratch" if at % 2 else "improve"
+        return {
+            **{"task": f"t{at // 4}", "request": at, "sample": 0, "skill": skill},
+            **{"change": "", "family": "P", "cols": 40},
+            **{"status": "correct", "correct": True, "hack": False, "lazy": draw.random() < lazy, "shortcut": False},
+            **{"reward": value, "rule_reward": value, "speedup": 1.0, "ended": True, "unseen": False, "best_over": 1.0},
+        }
+
+    order = [f"t{at}" for at in range(60)]
+    models = {}
+    for name, value, lazy in (("sft", 1.0, 0.3), ("rubric", 1.6, 0.02), ("rule", 1.5, 0.4), ("scratch_only", 1.6, 0.1)):
+        records = [sample(at, value + 0.2 * draw.standard_normal(), lazy) for at in range(240)]
+        for record in records:
+            record["partial_hack"] = record["lazy"]
+        models[name] = [analyse.sums(records, order)]
+    found = analyse.contrasts(analyse.Draws(models, 60, draws=500))
+    assert found["H1"]["confirmed"]
+    assert found["H2"]["confirmed"]
+    assert not found["H3"]["confirmed"]
+    assert found["H1"]["interval"][0] > 0
+    assert "H4" not in found
+
+
+def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(tmp_path: Path) -> None:
+    def run(state: Path, *more: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(BENCHMARKS / "coder_experiment" / "run.py"), "slice", "--state", str(state)]
+        small = "--model tiny --backend cpu --minutes 4 --steps 2 --seeds 1 --prompts 2 --group 2 --micro 4 "
+        small += "--prompt-tokens 700 "
+        small += "--answer-tokens 300 --test-samples 2 --sft-epochs 1 --tasks 4 --validation 1 "
+        small += "--test 2 --answers 4 --improve 2"
+        return subprocess.run([*command, *small.split(), *more], capture_output=True, text=True, timeout=280)
+
+    first = run(tmp_path / "a", "--only", "rubric-1", "--out", str(tmp_path / "out"))
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "rubric-1" in first.stdout
+    second = run(tmp_path / "b", "--only", "rule-1,rejection-1", "--parts", str(tmp_path / "out"))
+    assert second.returncode == 0, second.stdout + second.stderr
+    names = {path.stem for path in (tmp_path / "b" / "results").glob("*.jsonl")}
+    assert names == {"base", "sft", "rubric-1", "rule-1", "rejection-1"}
+    room("analyse").write(tmp_path / "b", tmp_path / "page")
+    report = json.loads((tmp_path / "page" / "coder_experiment.json").read_text())
+    assert len(report["slices"]) == 2
+    assert "H2" in report["hypotheses"]
+    assert math.isfinite(report["arms"]["rule"]["reward"]["value"])
+    assert "| H3 | not run |" in (tmp_path / "page" / "coder_experiment.md").read_text()
