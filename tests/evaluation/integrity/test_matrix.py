@@ -93,6 +93,11 @@ def test_wrong_numbers_and_a_silent_runner_count_where_no_finding_says_so() -> N
     assert witnesses(evaluation()) == {}
 
 
+def test_a_sanitizer_that_ends_a_program_is_one_witness() -> None:
+    seen = [Finding(rule="sanitizer", severity="reject", evidence="e", layer="memory")]
+    assert witnesses(evaluation(status="crashed", findings=seen)) == {"memory": ["sanitizer"]}
+
+
 def test_a_failing_machine_turns_no_exploit_down() -> None:
     assert [one.specimen.id for one in TABLE.survivors] == ["survivor", "machine_failed"]
     assert [one.specimen.id for one in TABLE.wronged] == ["wronged"]

@@ -184,15 +184,18 @@ def witnesses(evaluation: Evaluation) -> dict[Layer, list[str]]:
     """Rejecting rules by layer.
 
     Wrong numbers and a silent runner count for their layer also where no finding says so. What says the same twice
-    counts once: a finding that is named after the verdict, and wrong numbers that were seen again under other weights
-    or in other memory.
+    counts once: a finding that is named after the verdict, a sanitizer that ended what it watched, and wrong numbers
+    that were seen again under other weights or in other memory.
     """
     reject = [f for f in evaluation.findings if f.severity == "reject" and f.rule != "dishonest"]
     found = _by_layer(reject)
     layer = STATUS_LAYERS.get(evaluation.status)
     if evaluation.correctness is not None and not evaluation.correctness.ok:
         layer = "numerics"
-    if layer is not None and evaluation.status not in {rule for rules in found.values() for rule in rules}:
+    told = {rule for rules in found.values() for rule in rules}
+    if evaluation.status == "crashed" and "sanitizer" in told:
+        layer = None
+    if layer is not None and evaluation.status not in told:
         found.setdefault(layer, [evaluation.status])
     ordered = {layer: found[layer] for layer in LAYERS if layer in found}
     seen_wrong = False
