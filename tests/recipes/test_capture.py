@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import resource
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import torch
 
 from stitchcuda.recipes.capture import CaptureError, capture
 from stitchcuda.recipes.normalise import op_name
@@ -73,3 +75,19 @@ def test_control_flow_on_values_is_refused() -> None:
 def test_random_numbers_are_seen() -> None:
     assert capture(make_task(model_source("return F.dropout(a, 0.5)", [(4,)]))).draws_random
     assert not capture(make_task(model_source("return F.dropout(a, 0.0)", [(4,)]))).draws_random
+
+
+def test_threads_that_read_references_at_once_leave_the_process_as_it_was() -> None:
+    """A short reading begins within a long one's forward, and a longer one after that: they end in another order."""
+    tasks = [
+        make_task(model_source(f"import time\ntime.sleep({seconds})\nreturn a.sin()", [(4,)])) for seconds in (0.2, 0.5)
+    ]
+    torch.manual_seed(3)
+    drawn = torch.rand(1)
+    torch.manual_seed(3)
+    with ThreadPoolExecutor(2) as pool:
+        graphs = list(pool.map(capture, tasks))
+    assert [[op_name(node) for node in graph.graph.nodes if op_name(node)] for graph in graphs] == [["sin"], ["sin"]]
+    assert not torch.compiler.is_compiling()
+    assert not torch.compiler.is_exporting()
+    assert torch.equal(torch.rand(1), drawn)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -24,6 +25,10 @@ from stitchcuda.recipes.rnn_shapes import quick_shapes
 from stitchcuda.task.model import Task
 
 StateKind = Literal["parameter", "buffer", "attribute", "literal"]
+
+_tracing = threading.Lock()
+"""One reference is read at a time: export's flags and modes, the random state and the warning filters belong to the whole
+process, and two readings that overlap put each other's values back when they end."""
 
 
 class CaptureError(StitchError):
@@ -93,8 +98,14 @@ def capture(task: Task) -> Captured:
     """The task's reference as a normalised graph.
 
     The model is built under a fake tensor mode (no memory for weights or inputs), and really where its constructor
-    or a constant needs values. Raises CaptureError when neither torch.export nor make_fx can read it.
+    or a constant needs values. Threads take turns. Raises CaptureError when neither
+    torch.export nor make_fx can read it.
     """
+    with _tracing:
+        return _capture(task)
+
+
+def _capture(task: Task) -> Captured:
     from stitchcuda.recipes.normalise import normalise
 
     case = _one_shape(task)
