@@ -95,13 +95,17 @@ def test_a_folder_of_tasks_with_its_subfolders_as_groups(tmp_path: Path) -> None
     (tmp_path / "conv" / "b.py").write_text(SOURCE.format("relu"))
     (tmp_path / "a.py").write_text(SOURCE.format("tanh"))
     (tmp_path / "_helper.py").write_text("VALUE = 1\n")
+    (tmp_path / "c.py").mkdir()
     items = items_of(SweepConfig.checked(suite="folder", folder=str(tmp_path)))
     assert [(item.name, item.group) for item in items] == [("a", ""), ("conv_b", "conv")]
 
 
 def test_a_file_that_is_no_task_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("VALUE = 1\n")
-    with pytest.raises(TaskError, match=r"a\.py does not define Model"):
+    with pytest.raises(TaskError, match=r"a\.py does not define Model.*left out where its name begins with _"):
+        items_of(SweepConfig.checked(suite="folder", folder=str(tmp_path)))
+    (tmp_path / "a.py").write_bytes(b"\xff\x00")
+    with pytest.raises(TaskError, match=r"a\.py cannot be read"):
         items_of(SweepConfig.checked(suite="folder", folder=str(tmp_path)))
 
 

@@ -81,13 +81,19 @@ def test_export_writes_one_file_or_a_package(finished: Finished, cache: Path, tm
         (*export, single, *from_there),
         (*export, single, *from_there),
         (*export, "fastnet", "--package", "--program", good, *from_there),
+        (*export, "fastnet", *from_there, "--force"),
+        (*export, "other", *from_there),
     ]
-    done, again, package = in_turn(*lines, cache=cache, cwd=tmp_path)
+    done, again, package, *no_file = in_turn(*lines, cache=cache, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "class ModelNew" in single.read_text()
     assert again.returncode == 2
     assert "--force" in again.stderr
     assert package.returncode == 0, package.stderr
+    for refused in no_file:
+        assert refused.returncode == 2
+        assert "--package" in refused.stderr
+    assert not (tmp_path / "other").exists()
     code = "import torch; from fastnet import ModelNew; print(ModelNew(4)(torch.ones(2, 4)).sum().item())"
     used = subprocess.run(
         [sys.executable, "-c", code],

@@ -69,9 +69,29 @@ def test_a_package_with_helper_modules_keeps_their_imports(tmp_path: Path) -> No
 
 
 def test_a_folder_in_use_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    for replace in (False, True):
+        with pytest.raises(ProgramError, match="not empty"):
+            to_package(cpu_program(), tmp_path / "mine", replace=replace)
+    assert (tmp_path / "mine" / "notes.txt").read_text() == "mine"
+
+
+def test_an_earlier_package_is_replaced_whole_where_that_is_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "fast"
+    to_package(cpu_program(), folder)
+    (folder / "build").mkdir()
     with pytest.raises(ProgramError, match="not empty"):
-        to_package(cpu_program(), tmp_path)
+        to_package(cpu_program(), folder)
+    to_package(Program(files={"program.py": "class ModelNew:\n    pass\n"}), folder, replace=True)
+    assert sorted(path.name for path in folder.iterdir()) == ["README.md", "__init__.py", "program.py"]
+
+
+@pytest.mark.parametrize("name", ["faster-model", "2x", "class"])
+def test_a_package_has_a_name_that_python_can_import(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ProgramError, match="cannot be imported"):
+        to_package(cpu_program(), tmp_path / name)
+    assert not (tmp_path / name).exists()
 
 
 def test_a_single_python_file_is_exported_as_it_is() -> None:

@@ -109,10 +109,9 @@ def _folder(folder: Path) -> list[Item]:
     items: list[Item] = []
     names: set[str] = set()
     for path in sorted(folder.rglob("*.py"), key=_natural):
-        if any(part.startswith((".", "_")) for part in path.relative_to(folder).parts):
+        if any(part.startswith((".", "_")) for part in path.relative_to(folder).parts) or not path.is_file():
             continue
-        source = path.read_text(encoding="utf-8")
-        check_source(source, str(path))
+        source = _task_source(path)
         below = path.relative_to(folder).with_suffix("")
         name = safe_name("_".join(below.parts))
         if name in names:
@@ -131,6 +130,18 @@ def _folder(folder: Path) -> list[Item]:
     if not items:
         raise TaskError(f"{folder} has no task files (*.py that define Model, get_inputs and get_init_inputs)")
     return items
+
+
+def _task_source(path: Path) -> str:
+    """The text of a task file. Raises TaskError that also says how to keep a file that is no task in the folder."""
+    try:
+        source = path.read_text(encoding="utf-8")
+        check_source(source, str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise TaskError(f"task file {path} cannot be read: {error}") from None
+    except TaskError as error:
+        raise TaskError(f"{error}; a file that is no task is left out where its name begins with _") from None
+    return source
 
 
 def _scored(config: SweepConfig) -> list[Item]:

@@ -226,12 +226,12 @@ def export(
     if package:
         from stitchcuda.program.export import to_package
 
-        to_package(program, destination)
+        to_package(program, destination, replace=force)
     else:
         from stitchcuda.program.export import to_kernelbench
 
-        if destination.is_dir():
-            raise StitchError(f"{destination} is a folder; a KernelBench file is one .py. For a folder use --package.")
+        if destination.is_dir() or destination.suffix != ".py":
+            raise StitchError(f"{destination} is no .py, which a KernelBench file is; for a folder use --package.")
         destination.parent.mkdir(parents=True, exist_ok=True)
         destination.write_text(to_kernelbench(program), encoding="utf-8")
     if as_json:

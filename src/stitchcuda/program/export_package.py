@@ -6,6 +6,8 @@ What is written needs torch and a compiler; it does not need this package.
 from __future__ import annotations
 
 import hashlib
+import keyword
+import shutil
 from pathlib import Path
 
 from stitchcuda.errors import ProgramError
@@ -71,9 +73,12 @@ _CPU_MACHINE = """    with open("/proc/cpuinfo") as file:
     if hashed:  # torch's own OpenMP runtime, so that both share one pool of threads
         link = ["-L" + runtimes, "-l:" + hashed[0], *link]"""
 
+MARK = "``ModelNew`` takes the place of the reference ``Model``: same constructor, same parameters, same call."
+"""Stands in every package, and tells one from a folder that holds something else."""
+
 _INIT = '''"""{title}.
 
-``ModelNew`` takes the place of the reference ``Model``: same constructor, same parameters, same call.
+{mark}
 """
 
 from .program import ModelNew
@@ -82,16 +87,24 @@ __all__ = ["ModelNew"]
 '''
 
 
-def to_package(program: Program, folder: Path, *, title: str = "An optimised PyTorch module") -> None:
+def to_package(
+    program: Program, folder: Path, *, title: str = "An optimised PyTorch module", replace: bool = False
+) -> None:
     """Write an importable folder: ``from FOLDER import ModelNew`` works with torch and a compiler alone.
 
     The library is compiled on first import by nvcc or g++ for the GPU or CPU that is there, into ``build/``
-    inside the folder, or into $STITCHCUDA_BUILD. Raises ProgramError for an invalid Program, and when
-    ``folder`` holds something already or cannot be written.
+    inside the folder, or into $STITCHCUDA_BUILD. ``replace``: an earlier package there is removed first.
+    Raises ProgramError for an invalid Program, for a name that Python cannot import, and when ``folder`` holds
+    something else already or cannot be written.
     """
     validate(program)
+    name = folder.resolve().name
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise ProgramError(f"'{name}' cannot be imported by that name; use letters, digits and _, such as fast_model")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ProgramError(f"{folder} exists and is not empty; name a new folder to export to")
+        if not (replace and _is_package(folder)):
+            raise ProgramError(f"{folder} exists and is not empty; name a new folder to export to")
+        shutil.rmtree(folder)
     names = imports.local_modules(program)
     files: dict[str, str] = {}
     for path, text in program.files.items():
@@ -101,12 +114,20 @@ def to_package(program: Program, folder: Path, *, title: str = "An optimised PyT
         files[path] = text
     write_program(Program(files=files, manifest=program.manifest), folder)
     try:
-        (folder / "__init__.py").write_text(_INIT.format(title=title), encoding="utf-8")
+        (folder / "__init__.py").write_text(_INIT.format(title=title, mark=MARK), encoding="utf-8")
         if program.manifest is not None:
             (folder / "bindings.py").write_text(_bindings(program, program.manifest), encoding="utf-8")
-        (folder / "README.md").write_text(_readme(program, folder.name, title), encoding="utf-8")
+        (folder / "README.md").write_text(_readme(program, name, title), encoding="utf-8")
     except OSError as error:
         raise ProgramError(f"the package cannot be written to {folder}: {error}") from None
+
+
+def _is_package(folder: Path) -> bool:
+    """Whether ``folder`` is what ``to_package`` wrote, so that replacing it loses nothing of the user's."""
+    try:
+        return MARK in (folder / "__init__.py").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def _bindings(program: Program, manifest: Manifest) -> str:

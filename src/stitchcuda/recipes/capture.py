@@ -27,8 +27,8 @@ from stitchcuda.task.model import Task
 StateKind = Literal["parameter", "buffer", "attribute", "literal"]
 
 _tracing = threading.Lock()
-"""One reference is read at a time: export's flags and modes, the random state and the warning filters belong to the whole
-process, and two readings that overlap put each other's values back when they end."""
+"""One reference is read at a time: export's flags and modes, the random state and the warning filters belong to the
+whole process, and two readings that overlap put each other's values back when they end."""
 
 
 class CaptureError(StitchError):
