@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.world import GOOD, QUICK, command, environment, script, stitchcuda, the_run
+from tests.support.processes import gone
 from tests.support.scripted_endpoint import ScriptedEndpoint
 
 SIGNALS = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
@@ -36,26 +37,6 @@ def children(root: int) -> set[int]:
         found |= more
 
 
-def alive(processes: set[int]) -> set[int]:
-    """Those that still run; zombies do not count."""
-    found = set()
-    for number in processes:
-        try:
-            if Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
-                found.add(number)
-        except OSError:
-            continue
-    return found
-
-
-def gone(processes: set[int]) -> bool:
-    """Whether all have ended, within ten seconds."""
-    deadline = time.monotonic() + 10
-    while alive(processes) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(processes)
-
-
 @pytest.mark.slow
 def test_a_run_leaves_no_process_however_often_it_is_stopped_and_can_be_resumed(home: Path, cache: Path) -> None:
     with ScriptedEndpoint(script(ideas={"in place": [GOOD]})) as endpoint:
@@ -73,7 +54,7 @@ def test_a_run_leaves_no_process_however_often_it_is_stopped_and_can_be_resumed(
             process.send_signal(sent)
             _, errors = process.communicate(timeout=60)
             assert process.returncode == code, errors
-            assert gone(below), "processes outlived the run"
+            assert gone(*below), "processes outlived the run"
             if sent is not signal.SIGKILL:
                 assert f"stitchcuda runs resume {the_run(home)}" in errors
                 assert "Traceback" not in errors
@@ -98,4 +79,4 @@ def test_another_verb_that_is_stopped_leaves_no_process(home: Path, cache: Path)
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (143, "")
-    assert gone(below)
+    assert gone(*below)

@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import gone
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 MEASURE = BENCHMARKS / "measure.py"
 
@@ -76,18 +78,7 @@ def test_an_item_over_its_limit_is_stopped_with_its_children_and_the_others_are_
     states = {Path(e["item"]).name: e["provisional"] for e in items(tmp_path)}
     assert states == {"slow.py": True, "quick.py": False}
     child = int((tmp_path / "pid").read_text())
-    deadline = time.monotonic() + 10
-    while _alive(child) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not _alive(child)
-
-
-def _alive(pid: int) -> bool:
-    """True for a process that runs; a zombie that nobody has reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
+    assert gone(child)
 
 
 def test_a_terminated_runner_keeps_what_is_finished(tmp_path: Path) -> None:
