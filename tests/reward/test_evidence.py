@@ -11,7 +11,7 @@ from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.integrity.rules import RULES
 from stitchcuda.evaluation.model import Evaluation
-from stitchcuda.profiling.model import KernelTime, Profile
+from stitchcuda.profiling.model import KernelDiagnosis, KernelTime, Profile
 from stitchcuda.profiling.sass import KernelSass
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from stitchcuda.reward.compliance import moved
@@ -96,6 +96,24 @@ def test_pass_through_and_decoration_are_not_taken_for_honest_work() -> None:
     assert score(PASS_THROUGH, "anti_hacking") == score(DECORATIVE, "anti_hacking") == 2
     assert score(ONLY_TRIVIAL, "anti_hacking") == 3
     assert score(PASS_THROUGH, "operator_coverage") == score(DECORATIVE, "operator_coverage") == 1
+
+
+def test_a_fault_that_counters_show_is_found_however_the_tools_spell_the_kernel() -> None:
+    """Nsight Systems gives template values their types, Nsight Compute does not."""
+    fault = KernelDiagnosis(
+        kernel="void own::rows<4, 1>(const float *)",
+        cause="bank_conflicts",
+        bottleneck="memory_bound",
+        evidence="8 ways",
+        remedy="pad_shared",
+        suggestion="pad the tile",
+        kernel_gain=4.0,
+        program_gain=2.0,
+        counters={},
+    )
+    ran = profile([kernel("void own::rows<(int)4, (bool)1>(const float *)", 3, "own")])
+    marked = mark(observed(evaluation(), ran.model_copy(update={"diagnoses": [fault]})), "scratch")
+    assert any("bank_conflicts" in reason for reason in marked.marks["cuda_engineering"].reasons)
 
 
 def test_a_kernel_for_show_is_one_however_long_it_runs() -> None:

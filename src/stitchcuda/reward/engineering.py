@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from stitchcuda.profiling.diagnosis import short
+from stitchcuda.profiling.diagnosis import short, spelling
 from stitchcuda.profiling.model import Cause
 from stitchcuda.profiling.ncu import function_name
 from stitchcuda.profiling.sass import KernelSass, Technique
@@ -123,10 +123,10 @@ def _code(observed: Observed) -> tuple[list[Signal], list[Cap]]:
 def _counters(observed: Observed) -> list[Signal]:
     if observed.profile is None:
         return []
-    own = {short(kernel.name) for kernel in observed.profile.kernels if kernel.origin == "own"}
+    own = {spelling(kernel.name) for kernel in observed.profile.kernels if kernel.origin == "own"}
     found = []
     for diagnosis in observed.profile.diagnoses:
-        if short(diagnosis.kernel) not in own:
+        if spelling(diagnosis.kernel) not in own:
             continue
         if diagnosis.cause in FAULTS:
             value = 2
