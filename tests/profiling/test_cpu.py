@@ -1,81 +1,129 @@
-"""CPU counters and the compiler's word on loops, by the real perf and the real compiler where this machine has them."""
+"""What perf counts and what the compiler says of loops, by the real perf and the real compiler where they are here."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from stitchcuda.errors import ProfilerError, ToolMissing
-from stitchcuda.profiling.cpu import Counts, count, diagnose, find_perf, parse_counts, parse_loops, vectorisation
+from stitchcuda.evaluation import seccomp
+from stitchcuda.hardware.model import Ceilings
+from stitchcuda.profiling.cpu import find_perf, judged, parse, refused
+from stitchcuda.profiling.loops import parse as parse_loops
+from stitchcuda.profiling.loops import report
+from stitchcuda.profiling.measure import of_the_processor
+from stitchcuda.profiling.model import Loop, Profile, Timeline
+from stitchcuda.profiling.table import loops_told, processor_told
+from stitchcuda.program.model import Program
+from tests.profiling.test_capture import CPU, subject
 
 needs_perf = pytest.mark.skipif(shutil.which("perf") is None, reason="perf is not here")
+needs_gcc = pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not here")
+MEASURED = CPU.model_copy(
+    update={"ceilings": Ceilings(copy_bytes_per_second=20e9, flops_per_second={}, measured_on="2026-11-30")}
+)
 
-
-@needs_perf
-def test_events_of_a_real_program() -> None:
-    counts = count([sys.executable, "-c", "sum(range(10**6))"])
-    assert counts.events["task-clock"] > 0
-    assert set(counts.events) | set(counts.missing)
-    assert diagnose(counts)[1]
-
-
-@needs_perf
-def test_a_failing_program_is_said_to_fail() -> None:
-    with pytest.raises(ProfilerError, match="exit code 3"):
-        count([sys.executable, "-c", "raise SystemExit(3)"])
-
-
-@needs_perf
-def test_a_program_that_never_ends_is_ended() -> None:
-    with pytest.raises(ProfilerError, match="longer than 1 s"):
-        count(["sleep", "60"], timeout_s=1)
+HEADER = """
+inline float total(const float* a, long n) {
+  float sum = 0.f;
+  for (long i = 0; i < n; ++i) if (a[i] > sum) sum = a[i]; else break;
+  return sum;
+}
+"""
+SOURCE = """
+#include <cstdint>
+#include "parts/total.h"
+extern "C" int add(const float* __restrict a, float* __restrict b, int64_t n, void*) {
+  for (int64_t i = 0; i < n; ++i) b[i] += a[i];
+  b[0] = total(a, n);
+  return 0;
+}
+"""
+PROGRAM = Program(files={"program.py": "", "parts/total.h": HEADER, "add.cpp": SOURCE})
 
 
 def test_missing_perf_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(ToolMissing, match="linux-perf"):
+    with pytest.raises(ToolMissing, match="install linux-perf"):
         find_perf()
 
 
-def test_what_the_machine_does_not_count_is_missing_not_zero() -> None:
-    counts = parse_counts(
-        "12.5;msec;task-clock;1;100.00;;\n<not supported>;;cycles:u;0;100.00;;\n7;;page-faults:u;1;100.00;;\n"
+def test_what_cannot_be_had_of_the_processor_is_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CXX", raising=False)
+    line = Timeline(wall_seconds=1e-3, busy_seconds=1e-3, gap_seconds=0, copy_seconds=0, launches=1)
+    blank = Profile(
+        subject="program", source="kineto", timeline=line, kernels=[], bottleneck="unknown", evidence="", remarks=["a"]
     )
-    assert counts.events == {"task-clock": 12.5, "page-faults": 7}
-    assert counts.missing == ["cycles"]
-    assert diagnose(counts) == ("unknown", "this machine does not count cycles")
+    found = of_the_processor(blank, subject(), CPU, PROGRAM)
+    assert found.processor is None
+    assert found.loops == []
+    assert found.remarks[0] == "a"
+    assert found.remarks[1].startswith("without counters: perf is not on this machine; install")
+    assert found.remarks[2].startswith("without the compiler's report: no C++ compiler")
+
+
+@needs_perf
+def test_the_words_of_the_real_perf_are_known_when_the_kernel_refuses() -> None:
+    script = (
+        "import ctypes, os, sys; sys.path.insert(0, sys.argv[1]); import seccomp; libc = ctypes.CDLL(None);"
+        "libc.prctl(38, 1, 0, 0, 0); assert seccomp.install(libc);"
+        "os.execvp('perf', ['perf', 'stat', '-e', 'task-clock', '--', 'true'])"
+    )
+    words = [sys.executable, "-I", "-c", script, str(Path(seccomp.__file__).parent)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode != 0
+    assert refused(done.stderr + done.stdout)
+
+
+def test_what_the_machine_does_not_count_is_missing_not_zero() -> None:
+    events, missing = parse(
+        "# started\n12.5;msec;task-clock;1;100.00;;\n"
+        "<not supported>;;cycles:u;0;100.00;;\n7;;page-faults:u;1;100.00;;\n"
+    )
+    assert events == {"task-clock": 12.5, "page-faults": 7}
+    assert missing == ["cycles"]
+    found = judged(events, missing, wall_seconds=5e-3, calls=1, device=CPU)
+    assert found.bottleneck == "unknown"
+    assert found.core_seconds == pytest.approx(12.5e-3)
+    assert "on 2.5 cores, this machine does not count cycles" in found.evidence
+    assert "task-clock" not in found.events
+    assert processor_told(found).endswith(", 7 page faults a call")
 
 
 @pytest.mark.parametrize(
-    ("events", "label"),
+    ("events", "label", "told"),
     [
-        ({"cycles": 1e9, "instructions": 2.5e9, "task-clock": 1000, "cache-misses": 1e5}, "compute_bound"),
-        ({"cycles": 1e9, "instructions": 0.9e9, "task-clock": 1000, "cache-misses": 2e8}, "memory_bound"),
-        ({"cycles": 1e9, "instructions": 0.3e9, "task-clock": 1000, "cache-misses": 1e6}, "latency_bound"),
-        ({"cycles": 1e9, "instructions": 1.5e9, "branches": 1e8, "branch-misses": 2e7}, "latency_bound"),
+        ({"cycles": 1e9, "instructions": 2.5e9, "cache-misses": 1e5}, "compute_bound", "2.50 instructions a cycle"),
+        ({"cycles": 1e9, "instructions": 0.9e9, "cache-misses": 2e8}, "memory_bound", "12.8 of 20.0 GB/s"),
+        ({"cycles": 1e9, "instructions": 0.3e9, "cache-misses": 1e6}, "latency_bound", "0.30 instructions a cycle"),
+        ({"cycles": 1e9, "instructions": 1.5e9, "branches": 1e8, "branch-misses": 2e7}, "latency_bound", "20% of"),
     ],
 )
-def test_label_follows_from_the_events(events: dict[str, float], label: str) -> None:
-    assert diagnose(Counts(events), bytes_per_second=20e9)[0] == label
+def test_label_follows_from_the_events(events: dict[str, float], label: str, told: str) -> None:
+    found = judged({"task-clock": 2000, **events}, [], wall_seconds=1.0, calls=3, device=MEASURED)
+    assert found.bottleneck == label
+    assert told in found.evidence
+    assert found.evidence.startswith("1 s on 2.0 cores, ")
 
 
-@pytest.mark.skipif(shutil.which("g++") is None, reason="g++ is not here")
-def test_the_compiler_says_which_loops_it_vectorised_and_why_not(tmp_path: Path) -> None:
-    source = tmp_path / "loops.cpp"
-    source.write_text(
-        "void add(float* __restrict a, const float* __restrict b, int n) {\n"
-        "  for (int i = 0; i < n; ++i) a[i] += b[i];\n}\n"
-        "int find(const int* a, int n) {\n"
-        "  for (int i = 0; i < n; ++i)\n    if (a[i] == 3) return i;\n  return -1;\n}\n"
-    )
-    loops = {loop.line: loop for loop in vectorisation(source, flags=("-O3",))}
-    assert loops[2].vector_bytes >= 16
-    (search,) = (loop for line, loop in loops.items() if line in (5, 6))
-    assert search.vector_bytes == 0
-    assert search.reason
+@needs_gcc
+def test_the_compiler_says_which_loops_it_vectorised_and_why_not() -> None:
+    scalar, vector = sorted(report(PROGRAM, subject().task.target), key=lambda loop: loop.vector_bytes)
+    assert (vector.file, vector.line) == ("add.cpp", 5)
+    assert vector.vector_bytes >= 16
+    assert (scalar.file, scalar.line, scalar.vector_bytes) == ("parts/total.h", 4, 0)
+    assert scalar.reason
+
+
+@needs_gcc
+def test_source_that_does_not_compile_is_said_so() -> None:
+    with pytest.raises(ProfilerError, match=r"x\.cpp:1.*error"):
+        report(Program(files={"program.py": "", "x.cpp": "int f( {"}), subject().task.target)
 
 
 def test_a_loop_vectorised_in_one_version_counts_as_vectorised() -> None:
@@ -85,7 +133,16 @@ def test_a_loop_vectorised_in_one_version_counts_as_vectorised() -> None:
     assert (loop.line, loop.vector_bytes, loop.reason) == (3, 64, "")
 
 
-def test_source_that_does_not_compile_is_said_so(tmp_path: Path) -> None:
-    (tmp_path / "x.cpp").write_text("int f( {")
-    with pytest.raises(ProfilerError, match="does not compile"):
-        vectorisation(tmp_path / "x.cpp")
+def test_outer_loops_are_left_out_and_reasons_go_to_the_loop_that_they_are_of() -> None:
+    loops = parse_loops(
+        "a.cpp:3:1: missed: couldn't vectorize loop\na.cpp:3:1: missed: not vectorized: multiple nested loops.\n"
+        "a.cpp:4:1: missed: couldn't vectorize loop\n"
+        "a.cpp:6:1: missed: couldn't vectorize loop\na.cpp:7:1: missed: not vectorized: control flow in loop.\n"
+    )
+    assert [(loop.line, loop.reason) for loop in loops] == [(4, ""), (6, "control flow in loop")]
+
+
+def test_loops_are_told_with_those_first_that_have_a_reason() -> None:
+    loops = [Loop(file="a.cpp", line=n, vector_bytes=0, reason="calls f" if n == 9 else "") for n in range(1, 10)]
+    told = loops_told([*loops, Loop(file="a.cpp", line=12, vector_bytes=32)], 2)
+    assert told == "1 of 10 vectorised (32 bytes wide); scalar: a.cpp:9 (calls f), a.cpp:1 and 7 more"

@@ -12,7 +12,9 @@ import pytest
 
 from stitchcuda.hardware.model import Ceilings, Device
 from stitchcuda.profiling.capture import Taken
+from stitchcuda.profiling.cpu import judged
 from stitchcuda.profiling.metrics import Facts
+from stitchcuda.profiling.model import Loop
 from stitchcuda.profiling.ncu_csv import parse
 from stitchcuda.profiling.nsys_db import read
 from stitchcuda.profiling.profiler import from_recording
@@ -119,6 +121,23 @@ def test_names_cannot_become_markup() -> None:
     text = the_page(recording, title="<b>&title")
     assert "<script>" not in text
     assert "&lt;b&gt;&amp;title" in text
+
+
+def test_what_a_processor_and_its_compiler_tell_is_shown() -> None:
+    profile = from_recording(Taken(real(), 26e-3, 25e-3), subject="program", device=H200)
+    counted = judged({"task-clock": 50.0, "page-faults": 7.0}, ["cycles"], wall_seconds=25e-3, calls=3, device=H200)
+    loops = [
+        Loop(file="<a>.cpp", line=4, vector_bytes=0, reason="control flow"),
+        Loop(file="b", line=1, vector_bytes=32),
+    ]
+    text = page(
+        profile.model_copy(update={"processor": counted, "loops": loops}), None, title="a call on a cpu", device=H200
+    )
+    tags = Tags()
+    tags.feed(text)
+    assert tags.open == []
+    for part in ("on 2.0 cores", "page-faults", "1 of 2 vectorised (32 bytes wide)", "&lt;a&gt;.cpp:4", "control flow"):
+        assert part in text
 
 
 def test_a_hundred_thousand_kernels_make_a_page_of_bearable_size() -> None:

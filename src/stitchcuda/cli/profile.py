@@ -35,8 +35,14 @@ def profile(
         str, typer.Option(help="auto, nsys or kineto: auto is Nsight Systems where it is there, on cuda.")
     ] = "auto",
     counters: Annotated[
-        int, typer.Option(min=0, max=20, help="So many of the longest kernels are also read by Nsight Compute.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            min=0,
+            max=20,
+            help="cuda: so many of the longest kernels are also read by Nsight Compute; default: none. cpu: 0 leaves"
+            " out perf's counters and the compiler's report on loops.",
+        ),
+    ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Profile the task too, and say what the program changed.")
     ] = False,
@@ -59,9 +65,9 @@ def profile(
 
     A few calls in a confined process of its own, under Nsight Systems
     or torch.profiler: busy time, gaps and their cause, copies, the
-    critical path, the longest kernels (on cpu: operators), the
-    bottleneck with its evidence, and the change with the largest
-    predicted gain. Nothing here changes what an evaluation says.
+    critical path, the longest kernels (on cpu: operators, what perf
+    counts, and the loops that the compiler vectorised), the bottleneck
+    with its evidence, and the change with the largest predicted gain. Nothing here changes what an evaluation says.
     """
     from stitchcuda.cli._session import open_session
     from stitchcuda.errors import StitchError
@@ -103,7 +109,7 @@ def profile(
     _print(found.profile, earlier, title, as_json=as_json, as_digest=digest, top=top)
 
 
-def _measure(session: Session, program: Program | None, source: str, counters: int, *, keep: bool) -> Profiled:
+def _measure(session: Session, program: Program | None, source: str, counters: int | None, *, keep: bool) -> Profiled:
     from typing import cast
 
     from stitchcuda.compute.folders import data_folder
@@ -124,7 +130,7 @@ def _measure(session: Session, program: Program | None, source: str, counters: i
         program=program,
         kernels=kernels,
         source=cast("Source", source),
-        counters=counters,
+        counters=int(session.device.target.kind == "cpu") if counters is None else counters,
         flops=flops,
         keep=keep,
     )

@@ -24,7 +24,7 @@ from stitchcuda.profiling.recording import Recording
 from stitchcuda.task.model import Task, TaskFacts
 
 Source = Literal["auto", "nsys", "kineto"]
-Mode = Literal["nsys", "kineto", "counters"]
+Mode = Literal["nsys", "kineto", "counters", "events"]
 
 TIMEOUT_S = 240.0
 """Bound of one recording: start of torch, the weights, a few calls, the import of the recording."""
@@ -32,6 +32,8 @@ LEVELS = ("full", "shared_pids", "same_user")
 """Confinements that are tried in turn; see ``sandbox.LEVELS``. Looser ones have no network namespace, without which
 Nsight Systems may not open its sockets."""
 REPORT = "rep"
+CONTROL, ANSWER = "control", "answer"
+"""Pipes by which the driver switches perf's counters on and off."""
 CONFINED = re.compile(r"CUDA|OSError|Permission|not permitted|Read-only|No such file|libcuda|driver", re.I)
 """How an error reads that a looser confinement may not have."""
 
@@ -69,6 +71,8 @@ class Subject:
             "program": "program" if self.folder is not None else "",
             "result": "result.json",
             "trace": "trace.json",
+            "control": CONTROL,
+            "answer": ANSWER,
             "ranges": ranges,
         }
         files = {"job.json": json.dumps(job).encode(), "reference.py": self.task.source.encode()}
@@ -137,7 +141,8 @@ def readable_for(subject: Subject) -> list[str]:
     return [subject.task.search_path] if subject.task.search_path else []
 
 
-def _levels(kind: str, mode: str) -> tuple[str, ...]:
+def levels(kind: str, mode: str) -> tuple[str, ...]:
+    """Confinements to try in turn: the one that is known to work for subjects of a kind, else all."""
     known = _Works.levels.get((kind, mode))
     return (known,) if known else LEVELS
 
@@ -150,7 +155,7 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
         raise ToolMissing(nsys.explain(f"{missing}: cannot open shared object file"))
     outputs = ["result.json", f"{REPORT}.nsys-rep", f"{REPORT}.sqlite"]
     done, silent = Confined({}), ""
-    for level in _levels("cuda", "nsys"):
+    for level in levels("cuda", "nsys"):
         for ranged in (True, False):
             commands = [
                 nsys.profile_command(tool, driver_command(), f"{WORK}/{REPORT}", ranged=ranged),
@@ -177,10 +182,10 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
                 silent = f"nsys recorded no kernel: {'; '.join(recording.remarks)}"
             elif "result.json" not in done.files:
                 break  # the subject itself did not run here: tracing more of it will not help
-        if _own_fault(done):
+        if own_fault(done):
             break
     told = failure_of(done, silent or nsys.explain(done.printed))
-    if not _own_fault(done):
+    if not own_fault(done):
         _Works.broken[tool.path] = told
     raise ProfilerError(told)
 
@@ -188,7 +193,7 @@ def _by_nsys(subject: Subject, tool: nsys.Nsys, timeout_s: float) -> Taken:
 def _by_kineto(subject: Subject, timeout_s: float) -> Taken:
     kind = subject.task.target.kind
     done = Confined({})
-    for level in _levels(kind, "kineto"):
+    for level in levels(kind, "kineto"):
         done = run_confined(
             [driver_command()],
             subject.files("kineto"),
@@ -205,7 +210,7 @@ def _by_kineto(subject: Subject, timeout_s: float) -> Taken:
                 recording = kineto.read(path)
             recording.target = kind
             return _taken(done, recording, recording.version)
-        if _own_fault(done):
+        if own_fault(done):
             break
     raise ProfilerError(failure_of(done, "torch.profiler wrote nothing"))
 
@@ -219,7 +224,7 @@ def _error(printed: str) -> str:
     return next((line for line in lines[trouble + 1 :] if line[:1] not in (" ", "\t", "^")), lines[-1])
 
 
-def _own_fault(done: Confined) -> bool:
+def own_fault(done: Confined) -> bool:
     """Whether the subject failed for reasons that no other confinement changes."""
     error = _error(done.printed)
     return bool(error) and "result.json" not in done.files and not CONFINED.search(error)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import importlib.util
 import json
+import os
+import select
 import statistics
 import sys
 import time
@@ -21,6 +23,11 @@ from typing import Any
 CALL, OPERATORS = "stitchcuda:call", "stitchcuda:operators"
 """The same words as ``profiling.recording``."""
 WARM_SECONDS, MEASURE_SECONDS = 1.0, 0.5
+ANSWER_SECONDS = 10.0
+MOST_COUNTED = 5000
+"""Calls that perf counts at most."""
+PATHS = ("reference", "program", "result", "trace", "control", "answer")
+"""What of a job is a path beside it."""
 LONG_CALL = 0.1
 """Seconds; of longer calls one is recorded, of others three."""
 
@@ -232,11 +239,30 @@ def counters(subject: Subject) -> None:
     subject.torch.cuda.profiler.stop()
 
 
+def events(subject: Subject, control: str, answer: str) -> dict[str, float]:
+    """Calls while perf counts, which listens on ``control`` and says on ``answer`` that it obeyed; their number, and
+    the seconds of each."""
+    to_perf, from_perf = os.open(control, os.O_WRONLY), os.open(answer, os.O_RDONLY)
+
+    def tell(word: str) -> None:
+        os.write(to_perf, f"{word}\n".encode())
+        if not select.select([from_perf], [], [], ANSWER_SECONDS)[0]:
+            raise TimeoutError(f"perf did not answer to '{word}'")
+        os.read(from_perf, 64)
+
+    tell("enable")
+    began = time.perf_counter()
+    calls = len(repeat(subject.call, MEASURE_SECONDS, least=3, most=MOST_COUNTED))
+    seconds = time.perf_counter() - began
+    tell("disable")
+    return {"calls": calls, "wall": seconds / calls}
+
+
 def main() -> None:
     """Obey the job that the argument names, and write the result where it says."""
     here = Path(sys.argv[1]).resolve().parent
     job = json.loads(Path(sys.argv[1]).read_text())
-    job |= {name: str(here / job[name]) for name in ("reference", "program", "result", "trace") if job[name]}
+    job |= {name: str(here / job[name]) for name in PATHS if job[name]}
     if job["torch_folder"] not in sys.path:
         sys.path.append(job["torch_folder"])
     subject = Subject(job)
@@ -244,6 +270,9 @@ def main() -> None:
     result: dict[str, Any] = {"mode": job["mode"]}
     if job["mode"] == "counters":
         counters(subject)
+    elif job["mode"] == "events":
+        repeat(subject.call, WARM_SECONDS, least=2, most=20)
+        result |= events(subject, job["control"], job["answer"])
     else:
         repeat(subject.call, WARM_SECONDS, least=2, most=20)
         if subject.cuda:

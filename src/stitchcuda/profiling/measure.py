@@ -9,7 +9,7 @@ from pathlib import Path
 from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
 from stitchcuda.evaluation.telemetry import own_names
 from stitchcuda.hardware.model import Device
-from stitchcuda.profiling import sass
+from stitchcuda.profiling import cpu, loops, sass
 from stitchcuda.profiling.capture import Source, Subject, record
 from stitchcuda.profiling.counting import Counted, count
 from stitchcuda.profiling.leaks import leaks
@@ -47,8 +47,9 @@ def measure(
 ) -> Profiled:
     """Profile a reference, or ``program`` in its built form, whose library has ``kernels`` (their symbols).
 
-    ``counters``: so many of the longest kernels are also replayed under Nsight Compute; where that cannot be, a remark
-    says why. ``flops`` of a call, where they are known. Raises ToolMissing or ProfilerError as ``capture.record``.
+    ``counters``: so many of the longest kernels are also replayed under Nsight Compute. On a cpu target any number but
+    0 has perf count whole calls, and the compiler report the loops of ``program``. Where that cannot be, a remark says
+    why. ``flops`` of a call, where they are known. Raises ToolMissing or ProfilerError as ``capture.record``.
     """
     taken = record(subject, source)
     own = own_names(program, kernels) if program is not None else frozenset[str]()
@@ -84,14 +85,35 @@ def measure(
             taken.remarks.append(f"without counters: {error}")
         profile = summary(counted)
     elif counters:
-        taken.remarks.append("without counters: Nsight Compute reads those of GPUs, and the target is cpu")
-        profile = summary(counted)
+        profile = of_the_processor(profile, subject, device, program)
     if taken.confinement != "full":
         taken.remarks.append(f"confined {taken.confinement}")
         profile = profile.model_copy(update={"remarks": [*profile.remarks, taken.remarks[-1]]})
     least = least_bytes(facts, precision) if facts is not None else 0.0
     work = Work(least, flops or taken.flops, precision)
     return Profiled(profile, taken.recording, work, files)
+
+
+def of_the_processor(profile: Profile, subject: Subject, device: Device, program: Program | None) -> Profile:
+    """The Profile with perf's counters and the compiler's report on loops; why one is not there is a remark.
+
+    A label by counters stands for the call only where its operators tell none.
+    """
+    found: dict[str, object] = {}
+    remarks = list(profile.remarks)
+    try:
+        processor = cpu.count(subject, device)
+        found["processor"] = processor
+        if profile.bottleneck == "unknown" != processor.bottleneck:
+            found |= {"bottleneck": processor.bottleneck, "evidence": processor.evidence}
+    except (ToolMissing, ProfilerError) as error:
+        remarks.append(f"without counters: {error}")
+    if program is not None:
+        try:
+            found["loops"] = loops.report(program, subject.task.target)
+        except (ToolMissing, ProfilerError) as error:
+            remarks.append(f"without the compiler's report: {error}")
+    return profile.model_copy(update=found | {"remarks": remarks})
 
 
 def _machine_code(folder: Path | None, remarks: list[str]) -> list[KernelSass]:

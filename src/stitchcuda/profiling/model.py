@@ -153,6 +153,31 @@ class KernelDiagnosis(BaseModel):
     others: list[Cause] = Field(default_factory=list, description="further causes that hold, by falling gain")
 
 
+class Processor(BaseModel):
+    """What a CPU's counters say of one call, all its threads together."""
+
+    model_config = ConfigDict(frozen=True)
+
+    events: dict[str, float] = Field(description="by perf's name, per call")
+    missing: list[str] = Field(default_factory=list, description="events that this machine does not count")
+    wall_seconds: float = Field(description="of a call while it was counted")
+    core_seconds: float = Field(description="summed over the cores that a call used")
+    calls: int = Field(description="that were counted")
+    bottleneck: Bottleneck
+    evidence: str = Field(description="one sentence with the numbers behind the label")
+
+
+class Loop(BaseModel):
+    """One loop of a Program's sources as the compiler reports it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    file: str
+    line: int
+    vector_bytes: int = Field(description="width of the widest version; 0: it stayed scalar")
+    reason: str = Field(default="", description="why it stayed scalar, in the compiler's words")
+
+
 class Profile(BaseModel):
     """One profiled call of a reference or Program."""
 
@@ -172,6 +197,8 @@ class Profile(BaseModel):
     counters: list[KernelCounters] = Field(default_factory=list, description="what the diagnoses rest on")
     operators: list[OperatorTime] = Field(default_factory=list, description="by falling time, at most 20")
     critical_path: list[PathPart] = Field(default_factory=list, description="by falling time, at most 12")
+    processor: Processor | None = Field(default=None, description="cpu: counters of the whole call, where perf counts")
+    loops: list[Loop] = Field(default_factory=list, description="cpu: loops of the Program's C++ sources")
     version: str = Field(default="", description="of the source")
     device: str = Field(default="", description="its name; '': not told")
     remarks: list[str] = Field(default_factory=list, description="what could not be measured, and why")

@@ -124,7 +124,9 @@ def shares(kernels: Sequence[KernelTime]) -> dict[Family, float]:
 
 
 def milliseconds(seconds: float) -> str:
-    """Three significant digits, in ms or, below 0.1 ms, in us."""
+    """Three significant digits, in ms or, below 0.1 ms, in us, or, from 1 s on, in s."""
+    if seconds >= 0.9995:
+        return f"{seconds:.3g} s" if seconds < 1000 else f"{seconds:.0f} s"
     return f"{seconds * 1e3:.3g} ms" if seconds >= 1e-4 else f"{seconds * 1e6:.3g} us"
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stitchcuda.profiling.model import Idle, KernelTime, Profile
+from stitchcuda.profiling.model import Idle, KernelTime, Loop, Processor, Profile
 from stitchcuda.profiling.rules import milliseconds
 
 BAR = 24
@@ -81,6 +83,12 @@ def _more(profile: Profile, console: Console) -> None:
         gains = f"{found.kernel_gain:.2f}x of it, {found.program_gain:.2f}x of the call at most"
         console.print(f"[bold]{escape(short_name(found.kernel))}[/]: {found.cause}, {gains}", highlight=False)
         console.print(f"  {escape(found.evidence)}; {escape(found.suggestion)}", highlight=False)
+    if profile.processor is not None:
+        console.print()
+        console.print(f"[bold]processor[/]: {escape(processor_told(profile.processor))}", highlight=False)
+    if profile.loops:
+        console.print()
+        console.print(f"[bold]loops[/]: {escape(loops_told(profile.loops))}", highlight=False)
     for remark in profile.remarks:
         console.print(f"[dim]note: {escape(remark)}[/]", highlight=False)
 
@@ -107,6 +115,28 @@ def _kernels(kernels: list[KernelTime]) -> Table:
             name += f" [dim]{escape(kernel.operator)}[/]"
         table.add_row(name, milliseconds(kernel.seconds), f"{kernel.share:.1%}", str(kernel.calls), kernel.origin)
     return table
+
+
+def processor_told(processor: Processor) -> str:
+    """What perf counted in a call, in a sentence: the label, the numbers behind it, and the events of the system."""
+    told = f"{processor.bottleneck}; {processor.evidence}" if processor.bottleneck != "unknown" else processor.evidence
+    noticed = {"page-faults": "page faults", "context-switches": "context switches"}
+    return told + "".join(
+        f", {processor.events[event]:.0f} {words} a call"
+        for event, words in noticed.items()
+        if processor.events.get(event, 0.0) >= 1
+    )
+
+
+def loops_told(loops: Sequence[Loop], limit: int = 6) -> str:
+    """How many loops the compiler vectorised, and the first ``limit`` of the others with its reasons."""
+    scalar = sorted((loop for loop in loops if not loop.vector_bytes), key=lambda loop: not loop.reason)
+    done = [loop.vector_bytes for loop in loops if loop.vector_bytes]
+    widths = f" ({', '.join(f'{width} bytes' for width in sorted(set(done)))} wide)" if done else ""
+    told = f"{len(done)} of {len(loops)} vectorised{widths}"
+    named = [f"{loop.file}:{loop.line}" + (f" ({loop.reason})" if loop.reason else "") for loop in scalar[:limit]]
+    more = f" and {len(scalar) - limit} more" if len(scalar) > limit else ""
+    return told + (f"; scalar: {', '.join(named)}{more}" if named else "")
 
 
 def path_note(profile: Profile) -> str:

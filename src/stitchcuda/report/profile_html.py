@@ -9,7 +9,7 @@ from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.profiling.recording import Recording
 from stitchcuda.profiling.rules import Work, milliseconds
-from stitchcuda.profiling.table import IDLE_TOLD, path_note, short_name
+from stitchcuda.profiling.table import IDLE_TOLD, loops_told, path_note, processor_told, short_name
 from stitchcuda.report.roofline_svg import roofline_svg
 from stitchcuda.report.timeline_svg import legend, timeline_svg
 from stitchcuda.task.model import Precision
@@ -92,6 +92,22 @@ def page(
         parts += ["<h2>Roofline, with ceilings measured on this device</h2>", f'<div class="scroll">{roof}</div>']
     if profile.diagnoses:
         parts += ["<h2>Kernels by counters</h2>", _diagnoses(profile)]
+    if profile.processor is not None:
+        parts += [
+            "<h2>Processor, by perf</h2>",
+            f"<p>{escape(processor_told(profile.processor))}</p>",
+            _events(profile),
+        ]
+    if profile.loops:
+        rows = [
+            (f"{p.file}:{p.line}", f"{p.vector_bytes} bytes" if p.vector_bytes else "scalar", p.reason)
+            for p in profile.loops
+        ]
+        parts += [
+            "<h2>Loops, as the compiler reports them</h2>",
+            f"<p>{escape(loops_told(profile.loops, 0))}</p>",
+            _table(("loop", "vectors", "reason"), rows),
+        ]
     if profile.remarks:
         parts += ["<h2>Remarks</h2><ul>", *(f"<li>{escape(remark)}</li>" for remark in profile.remarks), "</ul>"]
     parts.append("</body></html>")
@@ -139,6 +155,12 @@ def _diagnoses(profile: Profile) -> str:
     )
     head = "<tr><th>kernel</th><th>cause</th><th>its gain</th><th>the call's</th><th>evidence, suggestion</th></tr>"
     return f'<div class="scroll"><table>{head}{body}</table></div>'
+
+
+def _events(profile: Profile) -> str:
+    processor = profile.processor
+    rows = [(name, f"{value:,.0f}") for name, value in processor.events.items()] if processor is not None else []
+    return _table(("event", "per call"), rows) if rows else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
