@@ -83,10 +83,11 @@ def test_the_words_of_the_real_perf_are_known_when_the_kernel_refuses() -> None:
 def test_what_the_machine_does_not_count_is_missing_not_zero() -> None:
     events, missing = parse(
         "# started\n12.5;msec;task-clock;1;100.00;;\n"
-        "<not supported>;;cycles:u;0;100.00;;\n7;;page-faults:u;1;100.00;;\n"
+        "<not supported>;;cycles:u;0;100.00;;\n7;;page-faults:u;1;100.00;;\n0;;context-switches:u;1;100.00;;\n"
     )
     assert events == {"task-clock": 12.5, "page-faults": 7}
-    assert missing == ["cycles"]
+    assert missing == ["cycles", "context-switches"]
+    assert parse("3;;context-switches;1;100.00;;\n") == ({"context-switches": 3}, [])
     found = judged(events, missing, wall_seconds=5e-3, calls=1, device=CPU)
     assert found.bottleneck == "unknown"
     assert found.core_seconds == pytest.approx(12.5e-3)
@@ -108,7 +109,7 @@ def test_label_follows_from_the_events(events: dict[str, float], label: str, tol
     found = judged({"task-clock": 2000, **events}, [], wall_seconds=1.0, calls=3, device=MEASURED)
     assert found.bottleneck == label
     assert told in found.evidence
-    assert found.evidence.startswith("1 s on 2.0 cores, ")
+    assert found.evidence.startswith("a counted call took 1 s on 2.0 cores, ")
 
 
 @needs_gcc

@@ -24,13 +24,13 @@ from stitchcuda.profiling.rules import milliseconds
 EVENTS = (
     "task-clock",
     "page-faults",
-    "context-switches",
     "cycles",
     "instructions",
     "branches",
     "branch-misses",
     "cache-references",
     "cache-misses",
+    "context-switches",
 )
 """Events that every kernel names; what the machine lacks is left out of the answer."""
 TABLE = "events.csv"
@@ -107,14 +107,20 @@ def refused(printed: str) -> bool:
 
 
 def parse(text: str) -> tuple[dict[str, float], list[str]]:
-    """Events from ``perf stat -x ';'``, and the names of those that are '<not supported>' or '<not counted>'."""
+    """Events from ``perf stat -x ';'``, and the names of those that are '<not supported>' or '<not counted>'.
+
+    Where the kernel's side is hidden (``:u``), so are context switches: perf says 0 of them then.
+    """
     events: dict[str, float] = {}
     missing = []
     for line in text.splitlines():
         parts = line.split(";")
         if len(parts) < 3 or line.startswith("#"):
             continue
-        name = parts[2].split(":", 1)[0]
+        name, _, only = parts[2].partition(":")
+        if name == "context-switches" and "k" not in (only or "k"):
+            missing.append(name)
+            continue
         try:
             events[name] = float(parts[0].replace(",", "."))
         except ValueError:
@@ -132,7 +138,7 @@ def judged(
     """
     core_seconds = events.get("task-clock", 0.0) * 1e-3
     cores = core_seconds / wall_seconds if wall_seconds > 0 else 0.0
-    told = [f"{milliseconds(wall_seconds)} on {cores:.1f} cores"]
+    told = [f"a counted call took {milliseconds(wall_seconds)} on {cores:.1f} cores"]
     ipc = ratio(events, "instructions", "cycles")
     label: Bottleneck = "unknown"
     if ipc is not None:
