@@ -7,11 +7,15 @@ import signal
 import subprocess
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stitchcuda.cli.bench import _usual_jobs as usual_jobs
+from stitchcuda.compute.spool_folder import Registered, SpoolFolder
+from stitchcuda.hardware.detect import detect
 from tests.cli.world import GOOD, TASK, WRONG, command, environment, in_turn, script, stitchcuda
 from tests.support.scripted_endpoint import ScriptedEndpoint
 
@@ -177,3 +181,17 @@ def test_a_sweep_that_is_asked_to_stop_ends_soon_and_says_how_to_go_on(
     assert "go on with: stitchcuda bench resume sweep" in told
     assert of_kind(journal, "stopped")
     assert "3 of 3" in (tmp_path / "sweep" / "table.md").read_text()
+
+
+def test_a_sweep_keeps_the_workers_of_a_spool_busy(tmp_path: Path) -> None:
+    """Not as many items as this machine has GPUs: the devices are elsewhere."""
+    assert usual_jobs("recipes", "cpu", "local") == 1
+    assert usual_jobs("recipes", "cpu", f"spool:{tmp_path / 'later'}") == 8
+    assert usual_jobs("recipes", "cpu", "ray") == 8
+    facts = detect("cpu")
+    with closing(SpoolFolder(tmp_path / "spool")) as spool:
+        for number in range(6):
+            spool.register(Registered(name=f"w{number}", host="h", pid=1, device=facts.name, kind="cpu", facts=facts))
+    assert usual_jobs("recipes", "cpu", f"spool:{tmp_path / 'spool'}") == 12
+    (tmp_path / "spool" / "spool.json").write_text("{")
+    assert usual_jobs("recipes", "cpu", f"spool:{tmp_path / 'spool'}") == 8

@@ -76,7 +76,8 @@ Jobs = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Items at work at the same time; default: one for each GPU, four with a model.",
+        help="Items at work at the same time; default: one for each GPU, four with a model, eight where devices "
+        "are elsewhere, two for each worker that is there already.",
         rich_help_panel="Search",
     ),
 ]
@@ -253,12 +254,32 @@ def compare(
             typer.echo(line)
 
 
-def _usual_jobs(model: str, target: str) -> int:
-    """As many as keep the devices busy: a run with a model mostly waits for it."""
+def _usual_jobs(model: str, target: str, compute: str) -> int:
+    """As many as keep the devices busy: a run with a model mostly waits for it, one for devices elsewhere for those."""
     from stitchcuda.compute.devices import visible_gpus
 
+    if compute != "local":
+        return min(max(8, 2 * _workers(compute)), 256)
     gpus = len(visible_gpus()) if target != "cpu" else 0
     return max(1, gpus) if model == "recipes" else max(4, 2 * gpus)
+
+
+def _workers(compute: str) -> int:
+    """Of a spool that is there, those at work on it now; workers may come later, and a cluster is not asked yet."""
+    from stitchcuda.compute.spool_folder import SpoolFolder
+    from stitchcuda.errors import StitchError
+
+    place, _, folder = compute.partition(":")
+    if place != "spool" or not Path(folder).is_dir():
+        return 0
+    try:
+        spool = SpoolFolder(Path(folder), create=False)
+    except StitchError:
+        return 0  # what is wrong with it is said by what opens it for work
+    try:
+        return len(spool.workers())
+    finally:
+        spool.close()
 
 
 def _agree_to_pay(config: SweepConfig, ask: bool) -> None:
@@ -299,7 +320,7 @@ def _config(suite: str, context: typer.Context) -> SweepConfig:
     paths = {name: str(Path(given[name]).resolve()) for name in ("root", "folder", "programs") if given.get(name)}
     lists = {name: given[name] or [] for name in ("levels", "ablate") if name in given}
     kept: dict[str, Any] = given | paths | lists
-    jobs = kept.pop("jobs") or _usual_jobs(kept.get("model", "recipes"), kept["target"])
+    jobs = kept.pop("jobs") or _usual_jobs(kept.get("model", "recipes"), kept["target"], kept.get("compute", "local"))
     return SweepConfig.checked(suite=suite, jobs=jobs, **kept)
 
 
