@@ -28,6 +28,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "src"), str(CASES)]
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HERE.parent / "src"), os.environ.get("PYTHONPATH"))))
 
 import calls  # noqa: E402
+from kernels import collect  # noqa: E402
 from provenance import gpu_provenance, write_json, write_text  # noqa: E402
 
 from stitchcuda.errors import StitchError, ToolMissing  # noqa: E402
@@ -36,7 +37,7 @@ from stitchcuda.hardware.model import Device  # noqa: E402
 from stitchcuda.profiling.diagnosis import diagnose  # noqa: E402
 from stitchcuda.profiling.metrics import NAMES  # noqa: E402
 from stitchcuda.profiling.model import Cause, KernelCounters, Timeline  # noqa: E402
-from stitchcuda.profiling.ncu import PERMISSION, collect, function_name  # noqa: E402
+from stitchcuda.profiling.ncu import PERMISSION, function_name  # noqa: E402
 from stitchcuda.profiling.remedies import FIRST  # noqa: E402
 from stitchcuda.profiling.rules import BOTTLENECK_OF, call_cause  # noqa: E402
 
@@ -138,7 +139,7 @@ def profile_kernels(cases: list[Case], scratch: Path) -> list[str]:
         words = [sys.executable, str(CASES / "driver.py"), "kernels", str(out), *(str(c.library) for c in batch)]
         trouble, begun = "", time.monotonic()
         try:
-            got = collect(words, from_start=False, timeout_s=START_S + CASE_S * len(batch))
+            got = collect(words, timeout_s=START_S + CASE_S * len(batch))
             remarks += [f"ncu {got.version} does not know {name}" for name in got.left_out]
             for kernel in got.kernels:
                 owner = next((s for s in stems if function_name(kernel.name).startswith(s)), None)

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from driver import RANGE
+from kernels import clean_environment
 
 from stitchcuda.profiling import kineto, nsys_db
 from stitchcuda.profiling import nsys as tool
 from stitchcuda.profiling.model import Timeline
-from stitchcuda.profiling.ncu import clean_environment
 from stitchcuda.profiling.recording import CALL, Range, Recording
 from stitchcuda.profiling.timeline import analyse
 

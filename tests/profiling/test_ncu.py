@@ -1,56 +1,53 @@
-"""Nsight Compute is started with a clean environment, within its time, and its refusals come with a fix."""
+"""Nsight Compute is asked for one set of counters, confined and within its time; its refusals come with a fix."""
 
 from __future__ import annotations
 
 import itertools
-import os
-import shutil
 import stat
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from stitchcuda.errors import ProfilerError, ToolMissing
+from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
+from stitchcuda.hardware.detect import detect
+from stitchcuda.profiling.counting import count
+from stitchcuda.profiling.measure import measure
 from stitchcuda.profiling.metrics import SECTIONS, WANTED
-from stitchcuda.profiling.ncu import clean_environment, collect, command, explain, find_ncu, function_name, longest, top
+from stitchcuda.profiling.ncu import command, explain, find_ncu, function_name, longest
 from tests.profiling.counters import counters
+from tests.profiling.test_capture import subject
 
 NCU = Path("/opt/ncu")
-
-
-def tool(folder: Path, body: str) -> Path:
-    """A program that stands where ncu would, for what no machine without a GPU can make the real one do."""
-    path = folder / "ncu"
-    path.write_text(
-        f"#!{sys.executable}\nimport os, sys, time\n"
-        "if sys.argv[1] in ('--version', '--query-metrics-mode'):\n    sys.exit()\n"
-        f"log = sys.argv[sys.argv.index('--log-file') + 1]\n{body}\n"
-    )
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-def ends(pid: int, within_s: float = 10.0) -> bool:
-    """Whether a process is gone, or dead and not yet collected, before the time is up."""
-    limit = time.monotonic() + within_s
-    while time.monotonic() < limit:
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            return True
-        if state == "Z":
-            return True
-        time.sleep(0.05)
-    return False
-
-
 TABLE = (
     '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size","Grid Size","Device",'
     '"CC","gpu__time_duration.sum"\\n"","","","","","","","","","","","ns"\\n'
     '"0","1","x","h","f()","1","7","(32, 1, 1)","(1, 1, 1)","0","9.0","1000"\\n'
 )
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    return StandIn(tmp_path, monkeypatch)
+
+
+class StandIn:
+    """A program that stands where ncu would, for what no machine without a GPU can make the real one do."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path = folder / "ncu"
+        monkeypatch.setenv("STITCHCUDA_NCU", str(self.path))
+
+    def does(self, body: str) -> None:
+        """``log`` is where it writes, ``asked`` the counters by name, ``name`` the filter of kernels, ``TABLE`` an
+        answer with one kernel 'f()'."""
+        self.path.write_text(
+            f"#!{sys.executable}\nimport os, sys, time\nwords, TABLE = sys.argv, '{TABLE}'\n"
+            "if words[1] in ('--version', '--query-metrics-mode'):\n    sys.exit()\n"
+            "log, name = words[words.index('--log-file') + 1], words[words.index('--kernel-name') + 1]\n"
+            f"asked = words[words.index('--metrics') + 1].split(',') if '--metrics' in words else []\n{body}\n"
+        )
+        self.path.chmod(self.path.stat().st_mode | stat.S_IXUSR)
 
 
 def test_clocks_are_left_alone_and_only_named_kernels_are_replayed() -> None:
@@ -63,12 +60,7 @@ def test_clocks_are_left_alone_and_only_named_kernels_are_replayed() -> None:
     assert words[words.index("--launch-count") + 1] == "3"
     assert words[-2:] == ["python", "x.py"]
     assert set(words[words.index("--metrics") + 1].split(",")) == set(WANTED)
-
-
-def test_sections_are_those_of_the_question() -> None:
-    words = command(NCU, ["x"], log=Path("log"), questions=["stalls"], metrics=())
-    sections = [b for a, b in itertools.pairwise(words) if a == "--section"]
-    assert sections == [*SECTIONS["limits"], "SchedulerStats", "WarpStateStats"]
+    assert [b for a, b in itertools.pairwise(words) if a == "--section"] == list(SECTIONS)
 
 
 @pytest.mark.parametrize(
@@ -87,19 +79,6 @@ def test_function_name_is_what_ncu_filters_by(name: str, bare: str) -> None:
     assert function_name(name) == bare
 
 
-def test_no_key_reaches_the_tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    environment = clean_environment(tmp_path)
-    assert "sk-planted" not in environment.values()
-    assert environment["CUDA_VISIBLE_DEVICES"] == "0"
-    seen = tool(
-        tmp_path, f"open(log, 'w').write('{TABLE}')\nopen({str(tmp_path / 'env')!r}, 'w').write(str(dict(os.environ)))"
-    )
-    collect(["true"], ncu=seen)
-    assert "sk-planted" not in (tmp_path / "env").read_text()
-
-
 def test_missing_tool_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.setattr("stitchcuda.profiling.ncu.FOLDERS", ("/nowhere/*",))
@@ -108,12 +87,23 @@ def test_missing_tool_is_named_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> 
         find_ncu()
 
 
-def test_refused_permission_is_explained(tmp_path: Path) -> None:
-    refusing = tool(
-        tmp_path, "open(log, 'w').write('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission')\nsys.exit(1)"
+def test_what_the_tool_counts_comes_out_of_the_confinement_and_no_key_goes_in(
+    stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
+    stand_in.does(
+        "seen = any('sk-planted' in value for value in os.environ.values())\n"
+        "open(log, 'w').write(TABLE.replace('f()', 'leaked()') if seen else TABLE)"
     )
+    (kernel,) = count(subject(kind="cuda"), ["void f<int>(int)"]).kernels
+    assert kernel.name == "f()"
+    assert kernel.seconds == pytest.approx(1e-6)
+
+
+def test_refused_permission_is_explained(stand_in: StandIn) -> None:
+    stand_in.does("open(log, 'w').write('==ERROR== ERR_NVGPUCTRPERM - The user does not have permission')\nsys.exit(1)")
     with pytest.raises(ProfilerError, match="NVreg_RestrictProfilingToAdminUsers=0"):
-        collect(["true"], ncu=refusing)
+        count(subject(kind="cuda"), ["f"])
 
 
 @pytest.mark.parametrize(
@@ -129,30 +119,31 @@ def test_known_messages_come_with_what_to_do(said: str, told: str) -> None:
     assert told in str(explain(said))
 
 
-def test_time_limit_ends_the_tool_and_what_it_started(tmp_path: Path) -> None:
-    child = tmp_path / "child"
-    hanging = tool(
-        tmp_path,
-        "import subprocess\np = subprocess.Popen(['sleep', '100'])\n"
-        f"open({str(child)!r}, 'w').write(str(p.pid))\ntime.sleep(100)",
-    )
-    start = time.monotonic()
-    with pytest.raises(ProfilerError, match="stopped after"):
-        collect(["true"], ncu=hanging, timeout_s=2)
-    assert time.monotonic() - start < 20
-    assert ends(int(child.read_text()))
+def test_time_limit_ends_the_tool(stand_in: StandIn) -> None:
+    stand_in.does("time.sleep(100)")
+    with pytest.raises(ProfilerError, match="too long"):
+        count(subject(kind="cuda"), ["f"], timeout_s=1)
 
 
-def test_counters_that_this_version_does_not_know_are_left_out_and_named(tmp_path: Path) -> None:
-    picky = tool(
-        tmp_path,
-        "if 'gone__metric.sum' in ' '.join(sys.argv):\n"
-        "    open(log, 'w').write('==ERROR== Failed to find metric gone__metric.sum')\n    sys.exit(1)\n"
-        f"open(log, 'w').write('{TABLE}')",
+def test_counters_that_this_version_does_not_know_are_left_out_and_named(stand_in: StandIn) -> None:
+    stand_in.does(
+        "if 'lts__t_sector_hit_rate.pct' in asked:\n"
+        "    open(log, 'w').write('==ERROR== Failed to find metric lts__t_sector_hit_rate.pct')\n    sys.exit(1)\n"
+        "open(log, 'w').write(TABLE)"
     )
-    got = collect(["true"], ncu=picky, metrics=["gone__metric.sum", "gpu__time_duration.sum"])
-    assert got.left_out == ["gone__metric.sum"]
+    got = count(subject(kind="cuda"), ["f"])
+    assert got.remarks == ["this version of ncu does not know lts__t_sector_hit_rate.pct"]
     assert got.kernels[0].seconds == pytest.approx(1e-6)
+
+
+def test_where_every_counter_is_refused_the_tools_own_sections_are_left(stand_in: StandIn) -> None:
+    stand_in.does(
+        "if asked:\n    open(log, 'w').write('==ERROR== Failed to find metric ' + asked[0])\n    sys.exit(1)\n"
+        "assert 'Occupancy' in words\nopen(log, 'w').write(TABLE)"
+    )
+    got = count(subject(kind="cuda"), ["f"])
+    assert len(got.kernels) == 1
+    assert got.remarks[0].endswith(f"and {len(WANTED) - 3} more")
 
 
 def test_longest_launch_of_each_kernel_first() -> None:
@@ -161,36 +152,19 @@ def test_longest_launch_of_each_kernel_first() -> None:
     assert len(longest(launches, 1)) == 1
 
 
-def test_a_kernel_that_the_others_crowded_out_is_asked_for_again(tmp_path: Path) -> None:
-    crowded = tool(
-        tmp_path,
-        "name = sys.argv[sys.argv.index('--kernel-name') + 1]\n"
-        f"table = '{TABLE}'\n"
-        "open(log, 'w').write(table if '|' in name else table.replace('f()', name[8:-2] + '()'))",
-    )
-    got = top(["true"], ["void f<int>(int)", "rare(int)"], ncu=crowded)
+def test_a_kernel_that_the_others_crowded_out_is_asked_for_again(stand_in: StandIn) -> None:
+    stand_in.does("open(log, 'w').write(TABLE if '|' in name else TABLE.replace('f()', name[8:-2] + '()'))")
+    got = count(subject(kind="cuda"), ["void f<int>(int)", "rare(int)"])
     assert sorted(kernel.name for kernel in got.kernels) == ["f()", "rare()"]
 
 
-def test_where_every_counter_is_refused_the_tools_own_sections_are_asked_for(tmp_path: Path) -> None:
-    refusing = tool(
-        tmp_path,
-        "if '--metrics' in sys.argv:\n"
-        "    asked = sys.argv[sys.argv.index('--metrics') + 1].split(',')\n"
-        "    open(log, 'w').write('==ERROR== Failed to find metric ' + asked[0])\n    sys.exit(1)\n"
-        f"assert 'WarpStateStats' in sys.argv\nopen(log, 'w').write('{TABLE}')",
-    )
-    got = collect(["true"], ncu=refusing, metrics=["a__b.sum", "c__d.sum", "e__f.sum", "g__h.sum"])
-    assert got.left_out == ["a__b.sum", "c__d.sum", "e__f.sum", "g__h.sum"]
-    assert len(got.kernels) == 1
-
-
 @pytest.mark.gpu
-@pytest.mark.skipif(shutil.which("ncu") is None, reason="ncu is not here")
 def test_counters_of_a_real_kernel() -> None:
-    program = "import torch; x = torch.ones(1 << 26, device='cuda'); x.add_(1); torch.cuda.synchronize()"
-    if os.system(f'{sys.executable} -c "import torch, sys; sys.exit(not torch.cuda.is_available())"'):
-        pytest.skip("no GPU")
-    got = collect([sys.executable, "-c", program], timeout_s=240)
-    assert got.kernels
-    assert longest(got.kernels, 1)[0].metrics["launch__sm_count"] > 0
+    try:
+        find_ncu()
+        device = detect("cuda")
+    except StitchError as error:
+        pytest.skip(str(error))
+    found = measure(subject(kind="cuda"), device, counters=1)
+    assert found.profile.counters, found.profile.remarks
+    assert found.profile.counters[0].metrics["launch__sm_count"] > 0

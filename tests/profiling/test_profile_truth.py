@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 import pytest
 
+from stitchcuda.errors import StitchError
 from stitchcuda.profiling import kineto
 from stitchcuda.profiling.model import Cause, KernelCounters, Timeline
 from stitchcuda.profiling.remedies import FIRST
@@ -33,8 +34,24 @@ def truth() -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     yield module
     sys.path[:] = path
-    for name in ("profile_truth_script", "calls", "driver", "provenance"):
+    for name in ("profile_truth_script", "calls", "kernels", "driver", "provenance"):
         sys.modules.pop(name, None)
+
+
+def test_no_key_reaches_the_tools_and_what_hangs_is_ended(
+    truth: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program stands where ncu would, which this machine need not have."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted")
+    monkeypatch.setenv("STITCHCUDA_NCU", str(tmp_path / "ncu"))
+    (tmp_path / "ncu").write_text(
+        f"#!/bin/sh\nenv > {tmp_path}/env\ncase $1 in --version|--query*) exit ;; esac\nexec sleep 100\n"
+    )
+    (tmp_path / "ncu").chmod(0o755)
+    with pytest.raises(StitchError, match="stopped after"):
+        truth.collect(["true"], timeout_s=1)
+    assert "PATH=" in (tmp_path / "env").read_text()
+    assert "sk-planted" not in (tmp_path / "env").read_text()
 
 
 def test_every_case_is_described_in_words_that_the_code_knows(truth: ModuleType) -> None:

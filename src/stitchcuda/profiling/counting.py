@@ -1,6 +1,6 @@
 """Counters of a subject's longest kernels: Nsight Compute around the same process that ``capture`` records, confined.
 
-Which counters, and what the tool says, is ``profiling.ncu``; what they mean is ``profiling.kernel_rules``.
+How the tool is asked, and what it says, is ``profiling.ncu``; what the counters mean is ``profiling.kernel_rules``.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ LEVEL = "full"
 not start on a /proc that is read-only, so that it needs one of its own."""
 LAUNCHES_EACH = 2
 """Launches that are replayed of each kernel."""
+RETRIES = 2
+"""How often counters that the tool does not know are left out and it is started again; then it is asked for none by
+name."""
 LEAST_SECONDS = 30.0
 """Nothing is started again with less time left than this."""
 
@@ -46,12 +49,17 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
     ToolMissing without the tool, ProfilerError when it counted nothing.
     """
     tool = ncu.find_ncu()
-    metrics = _known_metrics(tool)
+    metrics, turns = _known_metrics(tool), 0
     until = time.monotonic() + timeout_s
     found: list[KernelCounters] = []
     left, report, done = list(dict.fromkeys(kernels)), None, Confined({})
-    while left and (not found or until - time.monotonic() > LEAST_SECONDS):
+    while left and (not turns or until - time.monotonic() > LEAST_SECONDS):
         done = _run(subject, tool, left, metrics, keep_report and report is None, until - time.monotonic())
+        turns += 1
+        refused = ncu.refused_metrics(_said(done), metrics)
+        if refused:
+            metrics = [name for name in metrics if name not in refused] if turns <= RETRIES else []
+            continue
         report = report or done.files.get(f"{REPORT}.ncu-rep")
         new = _counters(tool, done)
         found += new
@@ -63,17 +71,22 @@ def count(subject: Subject, kernels: Sequence[str], *, keep_report: bool = False
     if not found:
         raise ProfilerError(_why(done))
     left_out = [name for name in WANTED if name not in metrics]
-    remarks = [f"this version of ncu does not know {', '.join(left_out[:3])}"] if left_out else []
+    told = f"{', '.join(left_out[:3])}{f' and {len(left_out) - 3} more' if len(left_out) > 3 else ''}"
+    remarks = [f"this version of ncu does not know {told}"] if left_out else []
     return Counted(ncu.longest(found, len(kernels)), remarks, report)
+
+
+def _said(done: Confined) -> str:
+    """What the tool wrote to its log, and what was printed."""
+    return done.files.get("ncu.log", b"").decode("utf-8", "replace") + "\n" + done.printed
 
 
 def _why(done: Confined) -> str:
     """Why nothing was counted: the driver's refusal first, then the subject's own error, then what ncu says."""
-    text = done.files.get("ncu.log", b"").decode("utf-8", "replace")
-    story = ncu.explain(text) or ncu.explain(done.printed)
+    story = ncu.explain(done.files.get("ncu.log", b"").decode("utf-8", "replace")) or ncu.explain(done.printed)
     if story is not None and not ncu.follows(story):
         return story
-    said = [line for line in (text + done.printed).splitlines() if line.startswith("==ERROR==")]
+    said = [line for line in _said(done).splitlines() if line.startswith("==ERROR==")]
     printed = [line for line in done.printed.splitlines() if line.strip() and not line.startswith("==")]
     last = f" (it printed last: {printed[-1][:200]})" if printed else ""
     return failure_of(done, (story or (said or ["ncu measured no launch of these"])[0][:300]) + last)
@@ -89,7 +102,6 @@ def _run(
         kernels=kernels,
         launches=LAUNCHES_EACH * len(kernels),
         metrics=metrics,
-        from_start=False,
         report=Path(f"{WORK}/{REPORT}") if keep_report else None,
     )
     return run_confined(

@@ -10,19 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
 
 from stitchcuda.profiling.model import KernelCounters
 
-Question = Literal["limits", "memory", "stalls", "instructions"]
-
-SECTIONS: dict[Question, tuple[str, ...]] = {
-    "limits": ("SpeedOfLight", "LaunchStats", "Occupancy"),
-    "memory": ("MemoryWorkloadAnalysis", "MemoryWorkloadAnalysis_Tables"),
-    "stalls": ("SchedulerStats", "WarpStateStats"),
-    "instructions": ("ComputeWorkloadAnalysis", "InstructionStats"),
-}
-"""Sections of Nsight Compute that answer a question; its versions have had them under these names since 2020."""
+SECTIONS = ("SpeedOfLight", "LaunchStats", "Occupancy")
+"""Sections of Nsight Compute that hold what is no counter to ask for by name; its versions have had them under these
+names since 2020."""
 
 STALLS = (
     "barrier",
@@ -120,7 +113,7 @@ NAMES: dict[str, tuple[str, ...]] = {
 """The numbers that the rules read, each with the counters that may hold it, best first."""
 
 OF_SECTIONS = ("launch__", "device__", "sm__maximum_warps")
-"""Numbers that come with the sections for limits and are no counters to ask for by name."""
+"""Numbers that come with the sections and are no counters to ask for by name."""
 WANTED: tuple[str, ...] = tuple(
     dict.fromkeys(name for names in NAMES.values() for name in names if not name.startswith(OF_SECTIONS))
 )
