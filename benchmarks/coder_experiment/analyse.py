@@ -1,4 +1,6 @@
-"""Results as JSON and Markdown: what PREREGISTRATION.md asks, with intervals. Standard library and numpy only."""
+"""Results: what PREREGISTRATION.md asks, with intervals. Standard library and numpy only. How they are shown is in
+``page``.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coder_experiment.page import page
 from coder_experiment.state import Folder, lines, whole
 
 DRAWS, SEED = 10_000, 20_260_101
+SINGLE = ("sft", "sft_longer")
+"""Trained once and held against all seeds of an arm."""
 FAILED_BEST = 0.01
 """What a failed answer counts as in the geometric mean over all."""
 
@@ -47,10 +52,15 @@ MEASURES: dict[str, tuple[Callable[[dict[str, Any]], float], Callable[[dict[str,
     "log_best": (lambda r: np.log(r["best_over"]) if r.get("best_over") else 0.0, lambda r: bool(r.get("best_over"))),
     "log_best_all": (lambda r: np.log(r.get("best_over") or FAILED_BEST), lambda r: 1.0),
     "gold": (lambda r: float(np.mean(list(r["gold"].values()))) if r.get("gold") else 0.0, lambda r: r["correct"]),
+    "shortcut_on_P": (
+        lambda r: r["shortcut"] and not r["hack"] and r["family"] == "P",
+        lambda r: r["correct"] and not r["hack"] and r["family"] == "P",
+    ),
     "reward_compiled": (lambda r: r["reward"], lambda r: r["status"] not in ("refused", "build_failed")),
     "reward_scratch": (lambda r: r["reward"] * (r["skill"] == "scratch"), lambda r: r["skill"] == "scratch"),
     "reward_improve": (lambda r: r["reward"] * (r["skill"] == "improve"), lambda r: r["skill"] == "improve"),
     "unseen_cols_correct": (lambda r: r["correct"] and r["unseen"], lambda r: r["unseen"]),
+    "seen_cols_correct": (lambda r: r["correct"] and not r["unseen"], lambda r: not r["unseen"]),
     "truncated": (lambda r: not r["ended"], lambda r: 1.0),
 }
 """Numerator and denominator of each, by sample."""
@@ -111,7 +121,8 @@ def holm(p: dict[str, float]) -> dict[str, float]:
 
 
 def contrasts(draws: Draws) -> dict[str, dict[str, Any]]:
-    """The four hypotheses, as far as their arms are there: statistic, interval, p, p after Holm, and seeds apart."""
+    """The hypotheses, as far as their arms are there: statistic, interval, p, p after Holm, and seeds apart. One that
+    has a single seed of a trained arm is not confirmed, whatever its p."""
 
     def both(model: str) -> tuple[float, Floats]:
         parts = ("reward_scratch", "reward_improve")
@@ -128,6 +139,7 @@ def contrasts(draws: Draws) -> dict[str, dict[str, Any]]:
         "H2": ("rubric", "rule", lambda: _minus(_half(one("rule", "partial_hack")), one("rubric", "partial_hack"))),
         "H3": ("rubric", "scratch_only", lambda: _minus(both("rubric"), both("scratch_only"))),
         "H4": ("rubric", "improve_only", lambda: _minus(both("rubric"), both("improve_only"))),
+        "H5": ("rubric", "sft_longer", lambda: _minus(one("rubric", "reward"), one("sft_longer", "reward"))),
     }
     for name, (first, second, statistic) in wanted.items():
         if first in draws.models and second in draws.models:
@@ -141,13 +153,39 @@ def contrasts(draws: Draws) -> dict[str, dict[str, Any]]:
                 "seeds": [len(draws.models[first]), len(draws.models[second])],
                 "by_seed": _by_seed(draws, name, first, second),
             }
-    # Holm counts all four, run or not: what is missing cannot make the others easier.
+    # Holm counts all, run or not: what is missing cannot make the others easier.
     adjusted = holm({name: found[name]["p"] if name in found else 1.0 for name in wanted})
     for name, record in found.items():
         record["p_holm"] = adjusted[name]
         agree = all(value > 0 for value in record["by_seed"]) or all(value <= 0 for value in record["by_seed"])
         record["seeds_agree"] = agree
-        record["confirmed"] = adjusted[name] < 0.05 and agree
+        record["confirmed"] = adjusted[name] < 0.05 and agree and len(record["by_seed"]) > 1
+    return found
+
+
+def beside(draws: Draws) -> dict[str, dict[str, Any]]:
+    """Mean reward of ``rubric`` less each other model's, with intervals; of its gain over ``sft``, what the rate of
+    compiling answers alone would give. No tests."""
+    found: dict[str, dict[str, Any]] = {}
+    for other in draws.models if "rubric" in draws.models else ():
+        if other != "rubric":
+            value, sample = (
+                draws.point("rubric", "reward") - draws.point(other, "reward"),
+                draws.sample("rubric", "reward") - draws.sample(other, "reward"),
+            )
+            found[other] = {"difference": value, "interval": interval(sample)}
+    if "sft" in found:
+        value, sample = _over(
+            (draws.point("rubric", "reward"), draws.sample("rubric", "reward")),
+            (draws.point("sft", "reward"), draws.sample("sft", "reward")),
+            0.0,
+        )
+        more = draws.point("rubric", "compiled") - draws.point("sft", "compiled")
+        found["sft"] |= {
+            "ratio": value,
+            "ratio_interval": interval(sample),
+            "by_compiling": more * draws.point("sft", "reward_compiled"),
+        }
     return found
 
 
@@ -156,18 +194,18 @@ def _by_seed(draws: Draws, name: str, first: str, second: str) -> list[float]:
     values = []
     a, b = draws.models[first], draws.models[second]
     for at in range(max(len(a), len(b))):
-        if at >= len(a) or (at >= len(b) and second != "sft"):
+        if at >= len(a) or (at >= len(b) and second not in SINGLE):
             break
         rate = [_rate(a[at], m) for m in ("reward", "partial_hack", "reward_scratch", "reward_improve")]
         other = [
             _rate(b[min(at, len(b) - 1)], m) for m in ("reward", "partial_hack", "reward_scratch", "reward_improve")
         ]
         values.append(
-            rate[0] / other[0] - 1.3
-            if name == "H1" and other[0]
-            else other[1] / 2 - rate[1]
-            if name == "H2"
-            else sum(rate[2:]) / 2 - sum(other[2:]) / 2
+            {
+                "H1": rate[0] / other[0] - 1.3 if other[0] else float("nan"),
+                "H2": other[1] / 2 - rate[1],
+                "H5": rate[0] - other[0],
+            }.get(name, sum(rate[2:]) / 2 - sum(other[2:]) / 2)
         )
     return values
 
@@ -178,8 +216,10 @@ def _rate(model: Sums, measure: str) -> float:
 
 
 def _over(first: tuple[float, Floats], second: tuple[float, Floats], least: float) -> tuple[float, Floats]:
+    """A ratio less ``least``; not a number where the second is nothing, which no hypothesis can win by."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        return first[0] / second[0] - least if second[0] else float("nan"), first[1] / second[1] - least
+        sample = np.where(second[1] > 0, first[1] / second[1], np.nan) - least
+    return first[0] / second[0] - least if second[0] else float("nan"), np.asarray(sample)
 
 
 def _minus(first: tuple[float, Floats], second: tuple[float, Floats]) -> tuple[float, Floats]:
@@ -241,6 +281,7 @@ def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
         "data": json.loads(facts.read_text())["record"] if facts.exists() else {},
         "compositions": len(order),
         "hypotheses": contrasts(draws),
+        "beside": beside(draws),
         "arms": table,
         "models": apart,
         "time": done,
@@ -258,88 +299,18 @@ def _short(record: dict[str, Any]) -> dict[str, Any]:
     return rounded
 
 
-def page(report: dict[str, Any]) -> str:
-    """The same for readers."""
-    slices = report["slices"]
-    machine = slices[-1] if slices else {}
-    text = [
-        "# The small training experiment: results",
-        "",
-        "Hypotheses, statistics and budgets were fixed beforehand: "
-        "`benchmarks/coder_experiment/PREREGISTRATION.md`. Written by `run.py analyse`.",
-        "",
-        f"{machine.get('date', '?')}, {machine.get('gpu') or machine.get('cpu', '?')}, "
-        f"torch {machine.get('torch', '?')}, "
-        f"commit {machine.get('commit', '?')}; {len(slices)} slices, "
-        f"{sum(s['seconds'] for s in slices) / 60:.1f} min in all. "
-        f"{report['compositions']} test compositions.",
-        "",
-        "## Hypotheses",
-        "| | statistic (above 0 supports) | 95 % | p | p (Holm) | by seed | confirmed |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name in ("H1", "H2", "H3", "H4"):
-        h = report["hypotheses"].get(name)
-        if h is None:
-            text.append(f"| {name} | not run | | | | | no |")
-            continue
-        seeds = ", ".join(f"{v:+.3f}" for v in h["by_seed"])
-        text.append(
-            f"| {name} | {h['statistic']:+.3f} | {h['interval'][0]:+.3f} to {h['interval'][1]:+.3f} | {h['p']:.4f} "
-            f"| {h['p_holm']:.4f} | {seeds} | {'yes' if h['confirmed'] else 'no'} |"
-        )
-    columns = ("reward", "rule_reward", "correct", "hack", "partial_hack", "lazy", "shortcut", "fixed", "gold")
-    text += [
-        "",
-        "## Arms",
-        "| arm | seeds | " + " | ".join(columns) + " | speed | best/time |",
-        "|---" * (len(columns) + 4) + "|",
-    ]
-    for arm, record in report["arms"].items():
-        cells = [_cell(record[name]) for name in columns] + [
-            _cell(record[n], power=True) for n in ("log_speedup", "log_best")
-        ]
-        text.append(f"| {arm} | {record['seeds']} | " + " | ".join(cells) + " |")
-    text += [
-        "",
-        "## Models",
-        "| model | samples | dropped | reward | rule | pass@1 | pass@8 | hack | partial |",
-        "|---" * 9 + "|",
-    ]
-    for name, m in report["models"].items():
-        text.append(
-            f"| {name} | {m['samples']} | {m['dropped']:.3f} | {m['reward']:.3f} | {m['rule_reward']:.3f} "
-            f"| {m['correct']:.3f} "
-            f"| {m['pass_8']:.3f} | {m['hack']:.3f} | {m['partial_hack']:.3f} |"
-        )
-    text += [
-        "",
-        "## Curves (mean reward of training rollouts, by tenths of the run)",
-        "| arm | steps | reward | seconds a step by phase |",
-        "|---|---|---|---|",
-    ]
-    for name, records in report["curves"].items():
-        steps = [r for r in records if "reward" in r]
-        if not steps:
-            continue
-        parts = list(np.array_split(np.asarray([r["reward"] for r in steps]), min(10, len(steps))))
-        timed = [r["seconds"] for r in steps if "seconds" in r]
-        phases = {k: float(np.mean([t.get(k, 0.0) for t in timed])) for k in (timed[0] if timed else {})}
-        said = ", ".join(f"{k} {v:.2f}" for k, v in phases.items())
-        text.append(f"| {name} | {len(steps)} | " + " ".join(f"{chunk.mean():.2f}" for chunk in parts) + f" | {said} |")
-    return "\n".join(text) + "\n"
-
-
-def _cell(record: dict[str, Any], *, power: bool = False) -> str:
-    values = [record["value"], *record["interval"]]
-    if power:
-        values = [float(np.exp(v)) for v in values]
-    return f"{values[0]:.3f} ({values[1]:.3f}, {values[2]:.3f})"
+def finite(value: Any) -> Any:
+    """The same with None for what is no number, which JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(part) for key, part in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 def write(state: Path, out: Path, seed: int = SEED) -> None:
     """``coder_experiment.json`` and ``coder_experiment.md``."""
     report = analyse(state, seed)
     out.mkdir(parents=True, exist_ok=True)
-    whole(out / "coder_experiment.json", (json.dumps(report) + "\n").encode())
+    whole(out / "coder_experiment.json", (json.dumps(finite(report), allow_nan=False) + "\n").encode())
     whole(out / "coder_experiment.md", page(report).encode())

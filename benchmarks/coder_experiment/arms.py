@@ -4,10 +4,13 @@ every model takes.
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -23,7 +26,7 @@ from coder_experiment.train import Bench, Grpo, Rollout
 
 Kind = Literal["grpo", "rejection", "supervised"]
 SFT_RANK, GRPO_RANK = 32, 8
-CHECKPOINT_STEPS = 10
+CHECKPOINT_STEPS, SFT_CHECKPOINT_STEPS = 5, 15
 PARTIAL_SFT, FULL_SFT = "sft", "sft_longer"
 
 
@@ -40,16 +43,17 @@ class Arm:
 
 
 def arms(seeds: int) -> list[Arm]:
-    """All arms in the order in which they are run: the main pair first, seed by seed."""
+    """All arms in the order in which they are run: what two hypotheses need with all seeds, then what the others
+    need."""
     found: list[Arm] = []
     for seed in range(1, seeds + 1):
         found += [Arm(f"rubric-{seed}", "grpo", seed), Arm(f"rule-{seed}", "grpo", seed, "rule")]
         if seed == 1:
-            found.append(Arm("rejection-1", "rejection", 1))
+            found.append(Arm(FULL_SFT, "supervised", 1))
+    for seed in range(1, seeds + 1):
         found.append(Arm(f"scratch_only-{seed}", "grpo", seed, share_improve=0.0))
         found.append(Arm(f"improve_only-{seed}", "grpo", seed, share_improve=1.0))
-    found += [Arm(FULL_SFT, "supervised", 1), Arm("shuffled-1", "grpo", 1, shuffled=True)]
-    return found
+    return [*found, Arm("rejection-1", "rejection", 1), Arm("shuffled-1", "grpo", 1, shuffled=True)]
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,6 @@ def supervise(
     """Supervised training on the cold start, to its end or (``stop_at`` above 0) until that share of answers to
     validation tasks is correct and 80 % compile, looked at every 15 steps from the 30th. False when the time was up."""
     arm = folder.arm(name)
-    model = bench.model
     adam, step = _resume(bench, arm, budget.sft_lr)
     order = random.Random(5)
     rows = list(data.cold_start)
@@ -85,9 +88,10 @@ def supervise(
         order.shuffle(rows)
         batches += [rows[at : at + budget.sft_rows] for at in range(0, len(rows), budget.sft_rows)]
     batches = batches[: max(1, int(len(batches) * budget.sft_epochs / int(budget.sft_epochs + 0.999)))]
-    asked = _some(data.validation, 64, 11)
+    asked = some(data.validation, 64, 11)
+    longest = 0.0
     while step < len(batches):
-        if clock() < 5:
+        if clock() < max(5.0, 1.5 * longest):
             _checkpoint(bench, arm, adam, step)
             return False
         began = time.monotonic()
@@ -99,16 +103,15 @@ def supervise(
             bench.generator.refresh()
             found = train.rollouts(bench, asked, 4, "rubric", 900_000 + step)
             record["validation"] = train.summary(found, 4)
+        longest = max(longest, time.monotonic() - began)
         append(arm / "metrics.jsonl", record)
         seen = record.get("validation", {})
         if stop_at and seen and seen["correct"] >= stop_at and seen["compiled"] >= 0.8:
             break
-    changes = {key: value.detach().half().cpu() for key, value in model.changes().items()}
-    save_tensors(folder.path / "sft.pt" if name == PARTIAL_SFT else arm / "changes.pt", changes)
-    # What goes on is what was saved, rounding included.
-    model.take({key: value.float() for key, value in changes.items()})
-    bench.generator.refresh()
-    _finish(arm, {"steps": step, "of": len(batches)})
+        if step % SFT_CHECKPOINT_STEPS == 0:
+            _checkpoint(bench, arm, adam, step)
+    file = folder.path / "sft.pt" if name == PARTIAL_SFT else arm / "changes.pt"
+    _finish(bench, file, arm, {"steps": step, "of": len(batches)})
     return True
 
 
@@ -146,7 +149,7 @@ def run_arm(bench: Bench, folder: Folder, data: Data, arm: Arm, settings: Grpo, 
         append(path / "metrics.jsonl", record | {"rollouts": step * settings.prompts * settings.group})
         if step % CHECKPOINT_STEPS == 0 and step < budget.steps:
             _checkpoint(bench, path, adam, step)
-    _finish_arm(bench, path, {"steps": step})
+    _finish(bench, path / "changes.pt", path, {"steps": step})
     return True
 
 
@@ -163,63 +166,83 @@ def _rejection(
     bench: Bench, folder: Folder, data: Data, arm: Arm, settings: Grpo, budget: Budget, clock: Clock
 ) -> bool:
     """Fine-tuning on own successes: as many rollouts as the other arms have, in a few rounds; of each prompt the best
-    two different answers that are correct and no hack."""
+    two different answers that are correct and no hack. What a step of rollouts gave is written down at once, so a round
+    goes on where it was; its updates are made together, from the checkpoint of the round's begin."""
     path = folder.arm(arm.name)
-    adam, done_rounds = _resume(bench, path, budget.rejection_lr)
+    file, learned = path / "metrics.jsonl", path / "kept.jsonl"
+    adam, done_rounds = _resume(bench, path, budget.rejection_lr, rounds=True)
+    asked = {record["step"]: record for record in lines(learned)}
+    keep(file, lambda record: record["step"] in asked)
+    longest = 0.0
     for number in range(done_rounds, budget.rejection_rounds):
-        kept: list[tuple[Row, float]] = []
-        steps = budget.steps // budget.rejection_rounds
-        for step in range(number * steps, (number + 1) * steps):
-            if clock() < 15:
-                _checkpoint(bench, path, adam, number)
+        first, last = (budget.steps * n // budget.rejection_rounds for n in (number, number + 1))
+        for step in (s for s in range(first, last) if s not in asked):
+            if clock() < max(5.0, 2 * longest):
                 return False
+            began = time.monotonic()
             rows = choose(data.train, arm, settings.prompts, step)
             found = train.rollouts(bench, rows, settings.group, arm.scheme, arm.seed * 100_003 + step)
-            append(path / "metrics.jsonl", {"step": step, **train.summary(found, settings.group)})
-            for at in range(0, len(found), settings.group):
-                kept += successes(found[at : at + settings.group])
+            groups = [found[at : at + settings.group] for at in range(0, len(found), settings.group)]
+            record = {"step": step, **train.summary(found, settings.group), "seconds": bench.seconds}
+            append(file, record | {"rollouts": (step + 1) * len(found)})
+            asked[step] = {"step": step, "rows": [row.as_json() for group in groups for row in successes(group)]}
+            append(learned, asked[step])
+            longest = max(longest, time.monotonic() - began)
+        rows = [Row.from_json(row) for step in range(first, last) for row in asked[step]["rows"]]
+        batches: list[list[Row]] = []
         draw = random.Random(arm.seed * 31 + number)
-        updates = 0
-        rows = [row for row, _ in kept]
         for _ in range(budget.rejection_epochs):
             draw.shuffle(rows)
-            for at in range(0, len(rows), budget.sft_rows):
-                train.sft_step(bench, adam, rows[at : at + budget.sft_rows], budget.rejection_lr)
-                updates += 1
+            batches += [rows[at : at + budget.sft_rows] for at in range(0, len(rows), budget.sft_rows)]
+        slowest = 0.0
+        for done, batch in enumerate(batches):
+            if clock() < max(5.0, 1.5 * slowest * (len(batches) - done)):
+                return False
+            began = time.monotonic()
+            train.sft_step(bench, adam, batch, budget.rejection_lr)
+            slowest = max(slowest, time.monotonic() - began)
         bench.generator.refresh()
-        append(path / "metrics.jsonl", {"round": number, "kept": len(kept), "updates": updates})
         _checkpoint(bench, path, adam, number + 1)
-    _finish_arm(bench, path, {"steps": budget.steps})
+        longest = 0.0
+    done_rows = sum(len(record["rows"]) for record in asked.values())
+    _finish(bench, path / "changes.pt", path, {"steps": budget.steps, "kept": done_rows})
+    learned.unlink()
     return True
 
 
-def successes(group: Sequence[Rollout], most: int = 2) -> list[tuple[Row, float]]:
+def successes(group: Sequence[Rollout], most: int = 2) -> list[Row]:
     """The best different answers of a group that are worth something, as rows to learn from."""
     ranked = sorted((r for r in group if r.value > 0), key=lambda r: -r.value)
     unique = {r.text: r for r in reversed(ranked)}
     best = sorted(unique.values(), key=lambda r: -r.value)[:most]
-    return [(replace(r.row, answer=r.text, kind="own"), r.value) for r in best]
+    return [replace(r.row, answer=r.text, kind="own") for r in best]
 
 
 def test(bench: Bench, folder: Folder, data: Data, name: str, samples: int, clock: Clock) -> bool:
     """Every request of the test ``samples`` times at temperature 1, with all that is known of each; False when the time
-    was up, and then nothing is kept."""
+    was up, and then it goes on with the batch that was next. What each batch is asked depends on its place alone."""
     path = folder.result(name)
     if path.exists():
         return True
-    records: list[dict[str, Any]] = []
+    begun = path.with_name(f"{path.name}.begun")
     part = max(1, bench.generator.rows // samples)
+    batches: dict[int, list[dict[str, Any]]] = {}
+    for record in lines(begun):
+        batches.setdefault(record["request"] // part, []).append(record)
+    whole_ones = {n for n, some in batches.items() if len(some) == samples * len(data.test[n * part : (n + 1) * part])}
+    keep(begun, lambda record: record["request"] // part in whole_ones)
     longest = 0.0
     for begin in range(0, len(data.test), part):
-        if clock() < max(3.0, 1.5 * longest):
+        if begin // part in whole_ones:
+            continue
+        if clock() < max(5.0, 1.5 * longest):
             return False
         began = time.monotonic()
         rows = data.test[begin : begin + part]
         found = train.rollouts(bench, rows, samples, "rule", 500_000 + begin)
-        for at, rollout in enumerate(found):
-            records.append(_judged(bench, data, rollout, begin + at // samples, at % samples))
+        append(begun, *(_judged(bench, data, r, begin + at // samples, at % samples) for at, r in enumerate(found)))
         longest = max(longest, time.monotonic() - began)
-    whole(path, b"".join(_json(record) + b"\n" for record in records))
+    os.replace(begun, path)
     return True
 
 
@@ -275,13 +298,13 @@ def _faster(old: float, new: float) -> float:
     return round(old / new, 4) if old > 0 and new > 0 else 0.0
 
 
-def _some(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
+def some(rows: Sequence[Row], count: int, seed: int) -> list[Row]:
     return random.Random(seed).sample(list(rows), min(count, len(rows)))
 
 
-def _resume(bench: Bench, path: Any, lr: float) -> tuple[torch.optim.Optimizer, int]:
-    """Optimiser and step of an arm's checkpoint, or of its beginning; lines written after the checkpoint are
-    dropped."""
+def _resume(bench: Bench, path: Path, lr: float, *, rounds: bool = False) -> tuple[torch.optim.Optimizer, int]:
+    """Optimiser and step (or round) of an arm's checkpoint, or of its beginning; lines written after the checkpoint are
+    dropped unless ``rounds``."""
     file, step = path / "checkpoint.pt", 0
     saved = load_tensors(file) if file.exists() else None
     if saved is not None:
@@ -290,14 +313,13 @@ def _resume(bench: Bench, path: Any, lr: float) -> tuple[torch.optim.Optimizer, 
     adam = train.optimiser(bench.model, lr)
     if saved is not None:
         adam.load_state_dict(saved["adam"])
-    rounds = "rejection" in path.name
     if not rounds:
-        keep(path / "metrics.jsonl", lambda record: record.get("step", 0) < step)
+        keep(path / "metrics.jsonl", lambda record: record["step"] < step)
     bench.generator.refresh()
     return adam, step
 
 
-def _checkpoint(bench: Bench, path: Any, adam: torch.optim.Optimizer, step: int) -> None:
+def _checkpoint(bench: Bench, path: Path, adam: torch.optim.Optimizer, step: int) -> None:
     changes = {key: value.detach().cpu() for key, value in bench.model.changes().items()}
     save_tensors(path / "checkpoint.pt", {"step": step, "changes": changes, "adam": _on_cpu(adam.state_dict())})
 
@@ -312,21 +334,19 @@ def _on_cpu(value: Any) -> Any:
     return value
 
 
-def _finish_arm(bench: Bench, path: Any, record: dict[str, Any]) -> None:
-    changes = {key: value.detach().half().cpu() for key, value in bench.model.changes().items()}
-    save_tensors(path / "changes.pt", changes)
-    _finish(path, record)
-
-
-def _finish(path: Any, record: dict[str, Any]) -> None:
-    steps = [r for r in lines(path / "metrics.jsonl") if "seconds" in r]
+def _finish(bench: Bench, file: Path, arm: Path, record: dict[str, Any]) -> None:
+    """Save what was learned as ``file``, last of all, for it says that the arm is finished. The model goes on with what
+    was saved, rounding included, so that it makes no difference where a slice ends."""
+    steps = [r for r in lines(arm / "metrics.jsonl") if "seconds" in r]
     phases = {name for r in steps for name in r["seconds"]}
     spent = {name: round(sum(r["seconds"].get(name, 0.0) for r in steps), 2) for name in sorted(phases)}
-    whole(path / "done.json", _json({**record, "seconds": spent}))
-    (path / "checkpoint.pt").unlink(missing_ok=True)
+    whole(arm / "done.json", _json({**record, "seconds": spent}))
+    changes = {key: value.detach().half().cpu() for key, value in bench.model.changes().items()}
+    save_tensors(file, changes)
+    bench.model.take({key: value.float() for key, value in changes.items()})
+    bench.generator.refresh()
+    (arm / "checkpoint.pt").unlink(missing_ok=True)
 
 
 def _json(record: dict[str, Any]) -> bytes:
-    import json
-
     return json.dumps(record).encode()

@@ -29,11 +29,13 @@ COMPILE_SECONDS = 20.0
 
 @dataclass(frozen=True)
 class Built:
-    """What can be launched (a cubin in base64, or a library's path), or why nothing can."""
+    """What can be launched (a cubin in base64, or a library's path), or why nothing can. ``infrastructure``: the
+    problem is the machine's, not the program's."""
 
     image: str = ""
     cubin: bytes = b""
     problem: str = ""
+    infrastructure: bool = False
 
 
 def kernels(program: Program) -> list[str]:
@@ -159,7 +161,9 @@ class Gxx:
 
 
 def first_error(log: str) -> str:
-    """The first error of a compiler's log, without its place."""
+    """The first error of a compiler's log, without its place; ASCII, for it becomes part of a prompt."""
+    plain = log.replace("\N{LEFT SINGLE QUOTATION MARK}", "'").replace("\N{RIGHT SINGLE QUOTATION MARK}", "'")
+    log = plain.encode("ascii", "replace").decode()
     for line in log.splitlines():
         if "error" in line:
             return line.split("error", 1)[1].lstrip(": ")[:80]

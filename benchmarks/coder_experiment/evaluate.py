@@ -14,7 +14,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from coder_experiment.judge import GOLD_SETS, REWARD_SETS, InputSet
 from coder_experiment.language import Own, Program, Refused, parse
 from coder_experiment.operators import BINARY, LAYOUT, OPERATORS, REDUCTIONS
 from coder_experiment.schedules import good_schedules, own_program, stock_program
+from coder_experiment.state import append, lines
 from coder_experiment.tasks import Task
 
 BINDING = Path(__file__).resolve().parents[2] / "src" / "stitchcuda" / "evaluation" / "nvrtc_runner.py"
@@ -36,6 +38,14 @@ LAUNCH_SECONDS, START_SECONDS = 4.0, 90.0
 FULL = {"cuda": 1 << 24, "cpu": 1 << 14}
 """Elements of a matrix that is timed: 64 MiB on a GPU."""
 SHARED_BYTES = 8 << 20
+PART = 512
+"""Programs that are evaluated before what was found is written down."""
+SPARES = {"cuda": 3, "cpu": 1}
+"""Launching processes that wait: one takes seconds to reach a GPU, and a model's first steps crash some."""
+
+
+class OutOfTime(Exception):
+    """The time was up between two parts of a batch; what was measured before is kept."""
 
 
 @dataclass(frozen=True)
@@ -69,12 +79,20 @@ class Job:
 
 
 class Evaluator:
-    """Evaluates for one device; a context manager, one caller at a time. ``memo``: a file of what was measured."""
+    """Evaluates for one device; a context manager, one caller at a time. ``memo``: a file of what was measured.
+    ``left``: seconds until the time is up."""
 
     def __init__(
-        self, backend: str, *, workers: int = 0, memo: Path | None = None, elements: int = 0, repeats: int = 5
+        self,
+        backend: str,
+        *,
+        workers: int = 0,
+        memo: Path | None = None,
+        elements: int = 0,
+        repeats: int = 5,
+        left: Callable[[], float] = lambda: float("inf"),
     ):
-        self.backend, self.repeats = backend, repeats
+        self.backend, self.repeats, self.left = backend, repeats, left
         self.elements = elements or FULL[backend]
         self.workers = workers or max(1, len(os.sched_getaffinity(0)))
         self.compilers: Nvrtc | Gxx = Nvrtc(_arch(), self.workers) if backend == "cuda" else Gxx()
@@ -82,10 +100,8 @@ class Evaluator:
         self.lane = _Lane(backend, self.stock, max(self.elements, 2 * judge.SMALL + (1 << 14)))
         self.memo_path, self.memo = memo, dict[str, Outcome]()
         self.evaluated, self.seconds = 0, 0.0
-        if memo is not None and memo.exists():
-            for line in memo.read_text().splitlines():
-                key, record = json.loads(line)
-                self.memo[key] = Outcome(**record)
+        for key, record in lines(memo) if memo is not None else ():
+            self.memo[key] = Outcome(**record)
 
     def __enter__(self) -> Evaluator:
         return self
@@ -99,7 +115,8 @@ class Evaluator:
         self.compilers.close()
 
     def evaluate(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """The outcome of each job, in their order. Equal programs for a task are run once."""
+        """The outcome of each job, in their order. Equal programs for a task are run once. Raises OutOfTime where the
+        time is up and a long batch is not half done."""
         began = time.monotonic()
         keys: list[str] = []
         wanted: dict[str, tuple[Task, Program]] = {}
@@ -115,13 +132,18 @@ class Evaluator:
                 if key not in self.memo:
                     wanted.setdefault(key, (job.task, program))
             keys.append(key)
-        found = dict(self._run(wanted))
-        self.evaluated += len(found)
-        kept = {key: outcome for key, outcome in found.items() if outcome.status != "infrastructure"}
-        self.memo |= kept
-        if self.memo_path is not None and kept:
-            with self.memo_path.open("a") as file:
-                file.writelines(json.dumps([key, asdict(outcome)]) + "\n" for key, outcome in kept.items())
+        found: dict[str, Outcome] = {}
+        waiting = list(wanted.items())
+        for begin in range(0, len(waiting), PART):
+            if begin and self.left() < 5:
+                raise OutOfTime(f"{len(waiting) - begin} of {len(waiting)} programs are left to evaluate")
+            some = dict(self._run(dict(waiting[begin : begin + PART])))
+            found |= some
+            self.evaluated += len(some)
+            kept = {key: outcome for key, outcome in some.items() if outcome.status != "infrastructure"}
+            self.memo |= kept
+            if self.memo_path is not None and kept:
+                append(self.memo_path, *([key, asdict(outcome)] for key, outcome in kept.items()))
         self.seconds += time.monotonic() - began
         return [refused.get(key) or found.get(key) or self.memo[key] for key in keys]
 
@@ -159,7 +181,7 @@ class Evaluator:
                 key, build = ready.get()
                 task, program = wanted[key]
                 if build.problem:
-                    yield key, Outcome("build_failed", build.problem)
+                    yield key, Outcome("infrastructure" if build.infrastructure else "build_failed", build.problem)
                     continue
                 builds[key] = build
                 sets = expected.sets(task)
@@ -172,8 +194,8 @@ class Evaluator:
     def _build(self, program: Program) -> Built:
         try:
             return self.compilers.build(program) if program.own else Built()
-        except RuntimeError as error:
-            return Built(problem=f"infrastructure: {error}")
+        except Exception as error:  # whatever it is, the batch must not wait for it
+            return Built(problem=f"{type(error).__name__}: {error}", infrastructure=True)
 
     def _judge(
         self,
@@ -244,14 +266,15 @@ class _Expectations:
 
 
 class _Lane:
-    """The process that launches, and one to take its place."""
+    """The process that launches, and some to take its place."""
 
     def __init__(self, backend: str, stock_file: Path, elements: int) -> None:
         self.backend, self.stock, self.elements = backend, stock_file, elements
         self.fd = os.memfd_create("coder", os.MFD_CLOEXEC)
         os.ftruncate(self.fd, SHARED_BYTES)
         self.shared = mmap.mmap(self.fd, SHARED_BYTES)
-        self.process, self.spare = self._start(), self._start()
+        self.process = self._start()
+        self.spares = deque(self._start() for _ in range(SPARES[backend]))
         self.restarts = 0
         self._greet(self.process)
 
@@ -275,7 +298,8 @@ class _Lane:
         self.process.kill()
         self.process.wait()
         self.restarts += 1
-        self.process, self.spare = self.spare, self._start()
+        self.process = self.spares.popleft()
+        self.spares.append(self._start())
         self._greet(self.process)
 
     def run(
@@ -327,8 +351,8 @@ class _Lane:
         return answer, outputs
 
     def close(self) -> None:
-        """End both processes."""
-        for process in (self.process, self.spare):
+        """End all processes."""
+        for process in (self.process, *self.spares):
             process.kill()
             process.wait()
         self.shared.close()

@@ -144,7 +144,7 @@ class Generator:
         # The largest of logits / T + Gumbel noise is a draw from the softmax; at T = 0 it is the likeliest.
         noise = -torch.empty_like(logits).exponential_().clamp_min(1e-20).log()
         token = (logits + self.temperature * noise).argmax(-1)
-        token = torch.where(self.done, self.end, token)
+        token = token.masked_fill(self.done, self.end)
         self.written.index_copy_(1, self.step, token[:, None])
         self.done |= token == self.end
         self.token.copy_(token)

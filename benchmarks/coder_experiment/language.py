@@ -247,7 +247,8 @@ def _renamed(body: str) -> str:
     words = lexemes(body)
     names: dict[str, str] = {}
     for before, word in itertools.pairwise(words):
-        if before in ("float", "int", "float4") and re.match(r"[A-Za-z_]", word) and word not in names:
+        declared = before in ("float", "int", "float4") and re.match(r"[A-Za-z_]", word)
+        if declared and word not in names and word not in _BUFFER_NAMES:
             names[word] = f"_{len(names)}"
     for at, word in enumerate(words):  # "float m = 0.f, s = 0.f;"
         if word == "," and at + 2 < len(words) and words[at + 2] == "=" and words[at + 1] not in _BUFFER_NAMES:

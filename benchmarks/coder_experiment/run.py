@@ -8,16 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
-LEFT, DONE = 3, 0
+LEFT, DONE, WRONG = 3, 0, 2
+RATES, USUAL_RATE, PILOT_STEPS = (5e-5, 1e-4, 2e-4), 1e-4, 20
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -43,7 +46,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("--steps", type=int, default=50, help="of every arm")
         command.add_argument("--seeds", type=int, default=2)
         command.add_argument("--only", default="", help="names of arms, with commas; all where empty")
-        command.add_argument("--lr", type=float, default=1e-4)
+        command.add_argument("--lr", type=float, help=f"of GRPO; the pilot's choice, or {USUAL_RATE:g} without one")
         command.add_argument("--prompts", type=int, default=16)
         command.add_argument("--group", type=int, default=16)
         command.add_argument("--micro", type=int, default=64)
@@ -63,9 +66,9 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 
 
 class Session:
-    """Everything that a command works with."""
+    """Everything that a command works with. ``began``: on the monotonic clock, before what takes long was imported."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, began: float) -> None:
         import torch
 
         from coder_experiment import llama, state
@@ -75,8 +78,8 @@ class Session:
         from coder_experiment.tokens import Characters, Tokenizer
         from coder_experiment.train import Bench, Grpo
 
-        self.options = options
-        self.end = time.monotonic() + 60 * options.minutes
+        self.options, self.began = options, began
+        self.end = began + 60 * options.minutes
         if options.parts is not None:
             state.unpack(options.parts, options.state)
         self.folder = state.Folder(options.state)
@@ -98,13 +101,14 @@ class Session:
             answer=options.answer_tokens,
         )
         memo = self.folder.path / "memo.jsonl"
-        evaluator = Evaluator(options.backend, memo=memo, elements=options.elements)
+        evaluator = Evaluator(options.backend, memo=memo, elements=options.elements, left=self.left)
         self.bench = Bench(model, tokenizer, generator, evaluator, {})
-        self.grpo = Grpo(prompts=options.prompts, group=options.group, lr=options.lr, micro=options.micro)
+        rate = options.lr or float(self.folder.config().get("pilot_lr", USUAL_RATE))
+        self.grpo = Grpo(prompts=options.prompts, group=options.group, lr=rate, micro=options.micro)
 
     def left(self) -> float:
         """Seconds until the limit, less what packing takes."""
-        return self.end - time.monotonic() - 10
+        return float(self.end - time.monotonic() - 10)
 
     def data(self) -> Any:
         """The data sets, made where they are not there."""
@@ -122,6 +126,12 @@ class Session:
         bench.baselines = found.baselines
         return found
 
+    def pack(self) -> list[Path]:
+        """Put the state where it can leave the machine."""
+        from coder_experiment import state
+
+        return state.pack(self.folder.path, self.options.out) if self.options.out is not None else []
+
     def close(self) -> None:
         """End the evaluator."""
         self.bench.evaluator.close()
@@ -131,15 +141,18 @@ def slice_(session: Session) -> int:
     """As much of the experiment as the time allows."""
     from coder_experiment import arms
     from coder_experiment.arms import PARTIAL_SFT, Budget
+    from coder_experiment.dataset import Sizes
 
     options, bench, folder = session.options, session.bench, session.folder
     budget = Budget(steps=options.steps, sft_epochs=options.sft_epochs, test_samples=options.test_samples)
     folder.settle(
-        budget=asdict(budget),
-        grpo=asdict(session.grpo),
         backend=options.backend,
         model=Path(options.model).name,
-        stop_at=options.stop_at,
+        data=asdict(Sizes(options.tasks, options.validation, options.test, options.answers, options.improve))
+        | {"seed": options.data_seed, "elements": bench.evaluator.elements},
+        tokens={"prompt": options.prompt_tokens, "answer": options.answer_tokens},
+        cold_start={"stop_at": options.stop_at, "epochs": options.sft_epochs},
+        test={"samples": options.test_samples, "rows": bench.generator.rows},
     )
     began = time.monotonic()
     data = session.data()
@@ -161,10 +174,13 @@ def slice_(session: Session) -> int:
             continue
         if session.left() < 20:
             return LEFT
+        # Not before, so that calibration and pilot can have a say.
+        folder.settle(budget=asdict(budget), grpo=asdict(session.grpo))
         started = time.monotonic()
         if not _one(session, data, arm, budget):
             return LEFT
         say(f"{arm.name}: {time.monotonic() - started:.0f} s")
+        session.pack()
     return DONE
 
 
@@ -218,9 +234,10 @@ def calibrate(session: Session) -> int:
         "restarts": bench.evaluator.lane.restarts,
     }
     adam = train.optimiser(bench.model, 1e-3)
-    at, times = 0, []
+    count = 4 * options.prompts
+    at, times, loss = 0, list[float](), float("nan")
     while session.left() > 0.45 * 60 * options.minutes and at < 40:
-        rows = [data.cold_start[(at * 64 + k) % len(data.cold_start)] for k in range(64)]
+        rows = [data.cold_start[(at * count + k) % len(data.cold_start)] for k in range(count)]
         started = time.monotonic()
         loss = train.sft_step(bench, adam, rows, 1e-3)["loss"]
         times.append(time.monotonic() - started)
@@ -228,7 +245,7 @@ def calibrate(session: Session) -> int:
     record |= {"sft_steps": at, "sft_step_seconds": round(min(times, default=0.0), 3), "sft_loss": round(loss, 3)}
     bench.generator.refresh()
     adam = train.optimiser(bench.model, 1e-4)
-    phases = []
+    phases: list[dict[str, Any]] = []
     arm = Arm("calibrate", "grpo", 99)
     while session.left() > 3 and len(phases) < 6:
         rows = choose(data.train, arm, options.prompts, len(phases))
@@ -255,31 +272,37 @@ def calibrate(session: Session) -> int:
 
 
 def pilot(session: Session) -> int:
-    """Validation reward after 20 steps at three learning rates; the arms take the best."""
+    """Validation reward after 20 steps at three learning rates; the arms take the best. A rate that was cut off begins
+    anew."""
     from coder_experiment import arms, train
     from coder_experiment.arms import Arm
-    from coder_experiment.state import append
-    from coder_experiment.train import Grpo
+    from coder_experiment.state import append, lines
 
     bench, folder, options = session.bench, session.folder, session.options
+    if not (folder.path / "sft.pt").exists() or "grpo" in folder.config():
+        say("a pilot comes after the cold start ('slice --only sft') and before the first arm; nothing was done")
+        return WRONG
     data = session.data()
-    if not (folder.path / "sft.pt").exists():
-        say("no cold start yet; give 'slice' first")
-        return LEFT
-    asked = arms._some(data.validation, 64, 11)
-    for lr in (5e-5, 1e-4, 2e-4):
+    file = folder.path / "pilot.jsonl"
+    known = {record["lr"] for record in lines(file)}
+    asked = arms.some(data.validation, 64, 11)
+    longest = 0.0
+    for lr in (rate for rate in RATES if rate not in known):
         arms.start_from_sft(bench, folder, session.base)
         adam = train.optimiser(bench.model, lr)
-        settings = Grpo(prompts=options.prompts, group=options.group, lr=lr, micro=options.micro)
-        for step in range(20):
-            if session.left() < 10:
+        for step in range(PILOT_STEPS):
+            if session.left() < max(5.0, 3 * longest):
                 return LEFT
+            began = time.monotonic()
             rows = arms.choose(data.train, Arm("pilot", "grpo", 100), options.prompts, step)
-            train.grpo_step(bench, adam, rows, settings, "rubric", step=step, seed=100)
+            train.grpo_step(bench, adam, rows, replace(session.grpo, lr=lr), "rubric", step=step, seed=100)
+            longest = max(longest, time.monotonic() - began)
         found = train.rollouts(bench, asked, 4, "rubric", 990_000)
         record = {"lr": lr, **train.summary(found, 4)}
-        append(folder.path / "pilot.jsonl", record)
+        append(file, record)
         say(json.dumps({key: record[key] for key in ("lr", "reward", "correct", "partial_hack_of_correct")}))
+    best = max(lines(file), key=lambda record: (record["reward"], record["lr"] == USUAL_RATE))
+    folder.settle(pilot_lr=best["lr"])
     return DONE
 
 
@@ -305,7 +328,8 @@ def say(text: str) -> None:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run a command: 0 done, 3 something is left."""
+    """Run a command: 0 done, 3 something is left. Whatever ends it but a kill, the state is packed."""
+    began = time.monotonic()
     options = arguments(given)
     if options.command == "analyse":
         from coder_experiment.analyse import write
@@ -314,27 +338,51 @@ def main(given: list[str] | None = None) -> int:
         say((options.out or options.state).joinpath("coder_experiment.md").read_text())
         return DONE
     os.environ.setdefault("OMP_NUM_THREADS", "4")
+    # Whoever limits a command's time sends this before the kill: the state is packed then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    from coder_experiment.evaluate import OutOfTime
+
+    session = Session(options, began)
+    try:
+        if options.command == "calibrate":
+            try:
+                return calibrate(session)
+            except OutOfTime as error:
+                say(f"{error}; give more --minutes")
+                return LEFT
+        return recorded(session, {"slice": slice_, "pilot": pilot}[options.command])
+    finally:
+        session.close()
+
+
+def recorded(session: Session, command: Callable[[Session], int]) -> int:
+    """Run a command, write down that it was begun and how it ended, and pack the state."""
     from provenance import gpu_provenance
 
     from coder_experiment import state
+    from coder_experiment.evaluate import OutOfTime
 
-    session = Session(options)
+    file, name = session.folder.path / "slices.jsonl", session.options.command
+    provenance = gpu_provenance()
+    state.append(file, {"command": name, "begun": True} | provenance)
+    code: int | str = "failed"
+    evaluator = session.bench.evaluator
     try:
-        code = {"slice": slice_, "calibrate": calibrate, "pilot": pilot}[options.command](session)
+        try:
+            code = command(session)
+        except OutOfTime as error:
+            say(str(error))
+            code = LEFT
+        return code
     finally:
-        session.close()
-    if options.command != "calibrate":
-        append = {
-            "command": options.command,
-            "seconds": round(60 * options.minutes - (session.end - time.monotonic()), 1),
-        }
-        state.append(session.folder.path / "slices.jsonl", append | {"code": code} | gpu_provenance())
-        if options.out is not None:
-            for part in state.pack(session.folder.path, options.out):
-                say(f"{part.name}: {part.stat().st_size >> 20} MiB")
+        seconds = round(time.monotonic() - session.began, 1)
+        rate = round(60 * evaluator.evaluated / max(evaluator.seconds, 1e-9))
+        facts = {"evaluations": evaluator.evaluated, "evaluations_a_minute": rate, "restarts": evaluator.lane.restarts}
+        state.append(file, {"command": name, "seconds": seconds, "code": code} | facts | provenance)
+        for part in session.pack():
+            say(f"{part.name}: {part.stat().st_size >> 20} MiB")
         say(table(session.folder))
-    say("done" if code == DONE else "something is left; give the same command again")
-    return code
+        say({DONE: "done", LEFT: "something is left; give the same command again"}.get(code, f"ended: {code}"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
 """What a run keeps between slices: a folder, and the same as a few files small enough to leave a machine.
 
-config.json      settings, fixed once the first arm has begun
+config.json      settings, each fixed when what it decides begins: the cold start, then the first arm
 data/            data sets                     memo.jsonl    what was measured
 sft.pt           the cold start's changes, float16
-arms/NAME/       metrics.jsonl, checkpoint.pt while it runs, changes.pt and done.json when it is finished
-results/NAME.jsonl  one line for each sample of the test
+arms/NAME/       metrics.jsonl, checkpoint.pt while it runs (and kept.jsonl, what rejection learns from), changes.pt and
+                 done.json when it is finished
+results/NAME.jsonl  one line for each sample of the test; NAME.jsonl.begun while it is taken
+
+A process may be killed at any byte: files are replaced whole, and a line that was cut off is dropped when it is read.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 PART_BYTES = 15 << 20
-MOST_PARTS = 8
 MOST_BYTES = 62 << 20
 
 
@@ -78,15 +80,23 @@ def load_tensors(path: Path) -> Any:
     return torch.load(path, map_location="cpu", weights_only=True)
 
 
-def append(path: Path, record: dict[str, Any]) -> None:
-    """One line of JSON more."""
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")
+def append(path: Path, *records: Any) -> None:
+    """Lines of JSON more. A line that was cut off by the end of an earlier process is removed first."""
+    with path.open("ab+") as file:
+        size = file.seek(0, os.SEEK_END)
+        if size:
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.truncate(path.read_bytes().rfind(b"\n") + 1)
+        file.write(b"".join(json.dumps(record).encode() + b"\n" for record in records))
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
-    """All lines of a file; none of one that is not there."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+def lines(path: Path) -> list[Any]:
+    """All whole lines of a file; none of one that is not there."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    return [json.loads(line) for line in data[: data.rfind(b"\n") + 1].splitlines()]
 
 
 def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
@@ -96,23 +106,27 @@ def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def pack(state: Path, out: Path) -> list[Path]:
-    """The folder as at most 8 files of at most 15 MiB in ``out``. What can be made again is left out first where it is
-    too much: finished arms' weights, then an unfinished arm's checkpoint. Raises ValueError where that is not
-    enough."""
+    """The folder as at most 5 files of at most 15 MiB in ``out``. Where it is too much, weights of arms that were
+    tested are left out, which nothing needs any more, then the checkpoint of an arm under way, which then begins anew.
+    Raises ValueError where that is not enough."""
     out.mkdir(parents=True, exist_ok=True)
-    for old in out.glob("state.tgz.*"):
-        old.unlink()
     files = sorted(path for path in state.rglob("*") if path.is_file() and not path.name.endswith(".part"))
-    for left_out in ((), ("changes.pt",), ("changes.pt", "checkpoint.pt")):
-        data = _tar(state, (path for path in files if path.name not in left_out))
+    tested = [p for p in files if p.name == "changes.pt" and (state / "results" / f"{p.parent.name}.jsonl").exists()]
+    under_way = [path for path in files if path.name == "checkpoint.pt"]
+    for left_out in ([], tested, tested + under_way):
+        data = _tar(state, (path for path in files if path not in left_out))
         if len(data) <= MOST_BYTES:
             break
     else:
         raise ValueError(f"the state is {len(data) >> 20} MiB packed, more than {MOST_BYTES >> 20} can leave")
-    parts = []
-    for at in range(0, len(data), PART_BYTES):
-        parts.append(out / f"state.tgz.{at // PART_BYTES}")
-        parts[-1].write_bytes(data[at : at + PART_BYTES])
+    parts = [out / f"state.tgz.{at}" for at in range(-(-len(data) // PART_BYTES))]
+    # Written beside the earlier ones first: whoever is killed meanwhile leaves a set that belongs together.
+    for at, part in enumerate(parts):
+        part.with_name(f"new.{at}").write_bytes(data[at * PART_BYTES : (at + 1) * PART_BYTES])
+    for at, part in enumerate(parts):
+        os.replace(part.with_name(f"new.{at}"), part)
+    for old in set(out.glob("state.tgz.*")) - set(parts):
+        old.unlink()
     return parts
 
 

@@ -54,8 +54,16 @@ class Task:
 
     @property
     def composition(self) -> str:
-        """Operators and how they are put together, without constants and sizes: what the split goes by."""
-        return "|".join(f"{s.name}:{s.operand}" if isinstance(s.operand, str) else s.name for s in self.chain)
+        """Operators and how they are put together, without constants and sizes: what the split goes by. Inputs beside
+        ``a`` are named by their order, for one that only calls ``b`` what another calls ``c`` is no other."""
+        names = {"a": "a"}
+        parts = []
+        for step in self.chain:
+            if isinstance(step.operand, str):
+                parts.append(f"{step.name}:{names.setdefault(step.operand, f'input{len(names)}')}")
+            else:
+                parts.append(step.name)
+        return "|".join(parts)
 
     @property
     def expression(self) -> str:

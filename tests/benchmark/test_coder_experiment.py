@@ -58,6 +58,13 @@ def test_no_composition_is_in_two_parts_and_equal_seeds_give_equal_tasks() -> No
     assert not any(each.cols in tasks.TEST_COLS for each in first["train"])
 
 
+def test_another_name_of_an_input_does_not_make_another_composition() -> None:
+    one = task(("mul", "b"), ("rmsnorm", None), ("add", "c"))
+    assert one.composition == task(("mul", "c"), ("rmsnorm", None), ("add", "b")).composition
+    for other in ("b", "a"):
+        assert one.composition != task(("mul", "b"), ("rmsnorm", None), ("add", other)).composition
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -136,6 +143,30 @@ def test_writing_past_the_output_is_damage_and_a_hack(evaluator: Any) -> None:
     assert worth.value == 0
 
 
+def test_a_compiler_that_cannot_be_started_is_not_the_programs_fault_and_its_words_are_ascii(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    evaluate, state = room("evaluate"), room("state")
+    monkeypatch.setattr(evaluate, "PART", 1)
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    scaled = task(("scale", 2.0), family="E")
+    jobs = [evaluate.Job(scaled, f"own elem 64 1\ny[i] = nothing{at}(a[i]);") for at in range(2)]
+    left = iter((0.0, float("inf"), float("inf")))
+    memo = tmp_path / "memo.jsonl"
+    with evaluate.Evaluator("cpu", workers=1, memo=memo, left=lambda: next(left)) as some:
+        with pytest.raises(evaluate.OutOfTime):
+            some.evaluate(jobs)
+        assert len(state.lines(memo)) == 1
+        found = some.evaluate(jobs)
+        assert [o.status for o in found] == ["build_failed"] * 2
+        assert "nothing0" in found[0].message
+        assert found[0].message.isascii()
+        monkeypatch.setenv("PATH", "")
+        jobs = [evaluate.Job(scaled, "own elem 64 1\ny[i] = other(a[i]);")]
+        assert some.evaluate(jobs)[0].status == "infrastructure"
+    assert len(state.lines(memo)) == 2
+
+
 def outcome(**changes: Any) -> Any:
     facts = {"status": "correct", "seconds": 1.0, "own_share": 1.0, "gold": {"large": True, "tiny": True}}
     return room("evaluate").Outcome(**(facts | changes))
@@ -210,33 +241,144 @@ def test_generation_with_kept_keys_agrees_with_the_forward_pass() -> None:
     assert samples[0] == samples[2]
 
 
-def test_training_on_answers_teaches_them_and_rewards_move_the_model_towards_what_is_paid(evaluator: Any) -> None:
+GOOD = "own elem 64 1\nif (i<n) y[i]=a[i]*2.f;"
+
+
+@pytest.fixture(scope="module")
+def speller(evaluator: Any) -> Any:
+    """A tiny model that has seen two answers to one question, one of them right, and still misspells; with the
+    question, the two answers and the losses of its training."""
     import torch
 
     llama, generate, train, prompts = (room(n) for n in ("llama", "generate", "train", "prompts"))
-    torch.manual_seed(0)
     model = llama.Llama(llama.TINY, 32, torch.device("cpu"), torch.float32)
     model.randomise(0)
     tokens = room("tokens").Characters()
     scaled = task(("scale", 2.0), family="E")
     request = room("rewards").Request(scaled, "scratch")
     asked = prompts.prompt(request)
-    good = "own elem 64 1\nif (i<n) y[i]=a[i]*2.f;"
-    rows = [prompts.Row(request, asked, text) for text in (good, good.replace("2", "3"))]
+    rows = [prompts.Row(request, asked, text) for text in (GOOD, GOOD.replace("2", "3"))]
     generator = generate.Generator(model, tokens.end, rows=16, prompt=len(asked), answer=44)
     bench = train.Bench(model, tokens, generator, evaluator, {scaled.key: 1.0})
+    base = {name: value.detach().clone() for name, value in model.base.items()}
     adam = train.optimiser(model, 1e-2)
     losses = [train.sft_step(bench, adam, rows, 1e-2 if at < 200 else 2e-3)["loss"] for at in range(250)]
+    changes = {name: value.detach().half() for name, value in model.changes().items()}
+    return bench, base, changes, rows, losses
+
+
+def test_training_on_answers_teaches_them_and_rewards_move_the_model_towards_what_is_paid(speller: Any) -> None:
+    train, prompts = room("train"), room("prompts")
+    bench, _, changes, rows, losses = speller
     assert losses[-1] < 0.05 * losses[0]
-    generator.refresh()
-    # It has seen two answers to one question, one of them right, and still misspells.
-    adam = train.optimiser(model, 1e-3)
+    bench.model.take({name: value.float() for name, value in changes.items()})
+    bench.generator.refresh()
+    adam = train.optimiser(bench.model, 1e-3)
     settings = train.Grpo(prompts=1, group=16, lr=1e-3, warmup=1, clip=0.2, micro=16)
-    shares = [
-        train.grpo_step(bench, adam, [prompts.Row(request, asked)], settings, "rule", step=at, seed=1)["correct"]
-        for at in range(16)
-    ]
+    asked = prompts.Row(rows[0].request, rows[0].prompt)
+    shares = [train.grpo_step(bench, adam, [asked], settings, "rule", step=at, seed=1)["correct"] for at in range(16)]
     assert np.mean(shares[-8:]) > np.mean(shares[:2]) + 0.1
+
+
+class Killed(BaseException):
+    """The process ended here: nothing after it was done."""
+
+
+@pytest.mark.parametrize("kind", ["grpo", "rejection"])
+def test_an_arm_and_its_test_that_were_killed_anywhere_end_as_if_they_had_not_been(
+    kind: str, speller: Any, tmp_path: Path
+) -> None:
+    import torch
+
+    arms, state, train = room("arms"), room("state"), room("train")
+    bench, base, changes, rows, _ = speller
+    asked = [room("prompts").Row(row.request, row.prompt) for row in rows[:1]]
+    key = rows[0].request.task.key
+    data = room("dataset").Data(rows, asked, asked, asked * 3, {key: 1.0}, {key: 1.0}, {})
+    settings = train.Grpo(prompts=1, group=8, lr=1e-3, warmup=1, micro=8)
+    budget = arms.Budget(steps=3, rejection_rounds=2, rejection_lr=1e-3, test_samples=16)
+    arm = arms.Arm(f"{kind}-1", kind, 1, share_improve=0.0)
+
+    def go_on(folder: Any, clock: Any) -> Any:
+        finished = folder.arm(arm.name) / "changes.pt"
+        arms.start_from_sft(bench, folder, base)
+        if finished.exists():
+            bench.model.take({name: value.float() for name, value in state.load_tensors(finished).items()})
+            bench.generator.refresh()
+        else:
+            assert arms.run_arm(bench, folder, data, arm, settings, budget, clock)
+        assert arms.test(bench, folder, data, arm.name, budget.test_samples, clock)
+
+    def begun(name: str) -> Any:
+        folder = state.Folder(tmp_path / name)
+        state.save_tensors(folder.path / "sft.pt", changes)
+        return folder
+
+    whole, cut = begun("whole"), begun("cut")
+    go_on(whole, lambda: 1e9)
+    kills = 0
+    for life in range(20):
+        calls = iter(range(100))
+
+        def clock() -> float:
+            # Later in each life, so that all of it is reached and each place is killed at once.
+            if next(calls) > life:  # noqa: B023
+                raise Killed
+            return 1e9
+
+        try:
+            go_on(cut, clock)
+            break
+        except Killed:
+            kills += 1
+            with (cut.path / "arms" / arm.name / "metrics.jsonl").open("a") as file:
+                file.write('{"step": 1, "rew')
+    assert kills >= 3
+
+    weights = [state.load_tensors(folder.path / "arms" / arm.name / "changes.pt") for folder in (whole, cut)]
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert any(value.any() for name, value in weights[0].items() if name.startswith("high"))
+    metrics = [state.lines(folder.path / "arms" / arm.name / "metrics.jsonl") for folder in (whole, cut)]
+    assert [record["step"] for record in metrics[1]] == [0, 1, 2]
+    steps = [[{**record, "seconds": 0} for record in some] for some in metrics]
+    assert steps[0] == steps[1]
+    assert state.lines(whole.result(arm.name)) == state.lines(cut.result(arm.name))
+    assert len(state.lines(cut.result(arm.name))) == 3 * 16
+
+
+def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+
+    state = room("state")
+    monkeypatch.setattr(state, "MOST_BYTES", 40_000)
+    monkeypatch.setattr(state, "PART_BYTES", 16_000)
+    folder = state.Folder(tmp_path / "state")
+    for name, size in (("tested", 30_000), ("untested", 30_000)):
+        (folder.arm(name) / "changes.pt").write_bytes(os.urandom(size))
+    folder.result("tested").write_text("{}\n")
+    state.whole(folder.path / "config.json", b"{}")
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "state.tgz.7").write_bytes(b"of an earlier one")
+    assert [path.name for path in state.pack(folder.path, out)] == ["state.tgz.0", "state.tgz.1"]
+    assert len(list(out.iterdir())) == 2
+    state.unpack(out, tmp_path / "again")
+    assert (tmp_path / "again" / "arms" / "untested" / "changes.pt").exists()
+    assert not (tmp_path / "again" / "arms" / "tested" / "changes.pt").exists()
+    assert (tmp_path / "again" / "results" / "tested.jsonl").exists()
+
+
+def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
+    state = room("state")
+    file = tmp_path / "lines.jsonl"
+    state.append(file, {"a": 1})
+    with file.open("a") as handle:
+        handle.write('{"a": 2')
+    assert state.lines(file) == [{"a": 1}]
+    state.append(file, {"a": 3}, {"a": 4})
+    assert state.lines(file) == [{"a": 1}, {"a": 3}, {"a": 4}]
 
 
 def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
@@ -259,13 +401,21 @@ def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
         records = [sample(at, value + 0.2 * draw.standard_normal(), lazy) for at in range(240)]
         for record in records:
             record["partial_hack"] = record["lazy"]
-        models[name] = [analyse.sums(records, order)]
+        models[name] = [analyse.sums(records, order)] * (1 if name == "sft" else 2)
     found = analyse.contrasts(analyse.Draws(models, 60, draws=500))
     assert found["H1"]["confirmed"]
     assert found["H2"]["confirmed"]
     assert not found["H3"]["confirmed"]
     assert found["H1"]["interval"][0] > 0
     assert "H4" not in found
+    # One seed confirms nothing, and nothing is more than 30 % above nothing.
+    single = {name: some[:1] for name, some in models.items()}
+    assert not analyse.contrasts(analyse.Draws(single, 60, draws=500))["H1"]["confirmed"]
+    zero = [{**sample(at, 0.0, 0.0), "partial_hack": False, "correct": False} for at in range(240)]
+    models["sft"] = [analyse.sums(zero, order)]
+    draws = analyse.Draws(models, 60, draws=500)
+    assert not analyse.contrasts(draws)["H1"]["confirmed"]
+    assert analyse.finite(analyse.beside(draws))["sft"]["ratio"] is None
 
 
 def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(tmp_path: Path) -> None:
@@ -286,7 +436,7 @@ def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
     assert names == {"base", "sft", "rubric-1", "rule-1", "rejection-1"}
     room("analyse").write(tmp_path / "b", tmp_path / "page")
     report = json.loads((tmp_path / "page" / "coder_experiment.json").read_text())
-    assert len(report["slices"]) == 2
+    assert [record.get("begun", record.get("code")) for record in report["slices"]] == [True, 0, True, 0]
     assert "H2" in report["hypotheses"]
     assert math.isfinite(report["arms"]["rule"]["reward"]["value"])
     assert "| H3 | not run |" in (tmp_path / "page" / "coder_experiment.md").read_text()
