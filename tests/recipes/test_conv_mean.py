@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stitchcuda.recipes.conv_mean import ConvMean
-from stitchcuda.recipes.window_sums import Window
+from stitchcuda.recipes.window_sums import Window, WindowSums
 from stitchcuda.recipes.write import rewrite
 from tests.recipes.emulation import emulated, gpu
 from tests.recipes.support import assert_accurate, make_device, make_task, model_source, written
@@ -66,6 +66,21 @@ def test_what_does_not_commute_with_the_mean_is_left_alone(monkeypatch: pytest.M
     ):
         task = make_task(model_source(forward, [(2, 6, 40, 44)], "self.conv = nn.Conv2d(6, 16, 3)"))
         assert not rewrite(task, make_device(), [ConvMean.name])[1]
+
+
+def test_means_over_samples_are_left_alone() -> None:
+    for forward in ("return self.conv(a).mean(0)", "return self.conv(a).mean((0, 1, 2))"):
+        task = make_task(model_source(forward, [(2, 16, 2000)], "self.conv = nn.Conv1d(16, 32, 5)"))
+        assert not rewrite(task, make_device(), [ConvMean.name])[1]
+
+
+def test_sums_that_fit_no_registers_or_index_are_left_alone() -> None:
+    assert WindowSums(64, 512, 512, (Window(0, 511, 1),) * 3).fits
+    assert not WindowSums(64, 512, 512, (Window(0, 511, 1),) * 25).fits
+    assert not WindowSums(2**27, 8, 1, (Window(0, 8, 1),)).fits
+    filters = "self.conv = nn.Conv2d(3, 4, (1, 120))"
+    task = make_task(model_source("return self.conv(a).mean(3)", [(2, 3, 8, 512)], filters), "cuda")
+    assert not rewrite(task, gpu(), [ConvMean.name])[1]
 
 
 def test_a_small_convolution_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -92,11 +93,12 @@ class ConvMean(Recipe):
                 rewriter.replace(node, node.args[0])
                 continue
             convolution, factors = _source(node)
-            if convolution is None or not dims:
+            if convolution is None or not dims or min(dims) < 2:
                 continue
             spatial = [dim - 2 for dim in dims]
             stock, own = seconds(rewriter, convolution, spatial)
-            if min(spatial) >= 0 and own * WORTH <= stock and WindowSums.supported(rewriter.disabled):
+            fits = rewriter.target != "cuda" or _fits(convolution, spatial)
+            if own * WORTH <= stock and fits and WindowSums.supported(rewriter.disabled):
                 made.add(self._rewrite(rewriter, node, convolution, factors, spatial))
                 saved = stock - own
                 what = "mean over the input of a convolution instead of its output"
@@ -230,9 +232,7 @@ def _sums(rewriter: Rewriter, x: fx.Node, dim: int, windows: list[Window], befor
     assert value is not None
     shape = (*value.shape[:dim], len(windows), *value.shape[dim + 1 :])
     if rewriter.target == "cuda":
-        plan = WindowSums(
-            math.prod(value.shape[:dim]), value.shape[dim], math.prod(value.shape[dim + 1 :]), tuple(windows)
-        )
+        plan = _plan(value.shape, dim, windows)
         launcher = Launcher(
             name=plan.launcher,
             source=f"{plan.launcher}.cu",
@@ -248,6 +248,25 @@ def _sums(rewriter: Rewriter, x: fx.Node, dim: int, windows: list[Window], befor
         part = rewriter.aten(aten.slice.Tensor, x, dim, window.first, window.end, window.step, before=before)
         parts.append(rewriter.aten(aten.sum.dim_IntList, part, [dim], True, before=before))
     return rewriter.aten(aten.cat.default, parts, dim, before=before) if len(parts) > 1 else parts[0]
+
+
+def _fits(convolution: Convolution, dims: list[int]) -> bool:
+    """Whether the kernel is written for every dimension that is summed, one after the other."""
+    x = tensor(convolution.node.args[0])
+    assert x is not None
+    shape = list(x.shape)
+    for dim in dims:
+        at = dim + 2
+        plan = _plan(shape, at, convolution.windows(dim))
+        if not plan.fits:
+            return False
+        shape[at] = convolution.taps[dim]
+    return True
+
+
+def _plan(shape: Sequence[int], dim: int, windows: list[Window]) -> WindowSums:
+    """The kernel that sums a tensor of ``shape`` over windows along a dimension."""
+    return WindowSums(math.prod(shape[:dim]), shape[dim], math.prod(shape[dim + 1 :]), tuple(windows))
 
 
 def _weight(rewriter: Rewriter, convolution: Convolution, dims: list[int], before: fx.Node) -> fx.Node:

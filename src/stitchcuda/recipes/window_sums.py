@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 THREADS = 256
+MOST_SUMS = 96
+"""Floats of a thread that are summed at once, in registers."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,16 @@ class WindowSums:
         return not any(name.startswith("window_sums") for name in disabled)
 
     @property
+    def fits(self) -> bool:
+        """A thread's sums fit its registers, and the threads a 32-bit index."""
+        return len(self.windows) * self.vector <= MOST_SUMS and max(self.items, 2 * self.inner) < 2**32 - THREADS
+
+    @property
+    def items(self) -> int:
+        """Threads: a warp for each row, or one for each pack of neighbouring columns."""
+        return self.outer * 32 if self.inner == 1 else self.outer * (self.inner // self.vector)
+
+    @property
     def vector(self) -> int:
         """Floats in one access."""
         return next(width for width in (4, 2, 1) if self.inner % width == 0)
@@ -55,8 +67,7 @@ class WindowSums:
     def source(self) -> str:
         """The CUDA source of the kernel and its launcher ``(x, out, stream)``."""
         body = self._rows() if self.inner == 1 else self._columns()
-        items = self.outer * 32 if self.inner == 1 else self.outer * (self.inner // self.vector)
-        blocks = -(-items // THREADS)
+        blocks = -(-self.items // THREADS)
         return "\n".join(
             [
                 "#include <cuda_runtime.h>",
