@@ -36,8 +36,9 @@ CASES: dict[str, tuple[str, str, tuple[int, ...], int]] = {
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of two warps with two packs a thread, so that small groups need teams."""
+    """Blocks of a warp with two packs a thread, so that small groups need teams; what they cost is no question."""
     monkeypatch.setattr("stitchcuda.recipes.group_norm.LARGE", 0)
+    monkeypatch.setattr("stitchcuda.recipes.group_norm_kernel.ROUND_SECONDS", 0.0)
     monkeypatch.setattr("stitchcuda.recipes.group_norm_kernel.THREADS", 32)
     monkeypatch.setattr("stitchcuda.recipes.group_norm_kernel.MAX_ITEMS", 2)
 
@@ -59,6 +60,22 @@ def test_teams_fill_the_device() -> None:
     assert (team, teams, items) == (8, 16, 16)
     assert teams_of(896, 8 * 512 * 512, 132, 232448) == (64, 2, 16)
     assert teams_of(896, 64 * 512 * 512, 132, 232448) is None
+
+
+def test_short_groups_are_left_to_the_library() -> None:
+    for init, shape, applies in (
+        ("self.norm = nn.GroupNorm(32, 512)", (4096, 512, 2, 2), False),
+        ("self.norm = nn.InstanceNorm2d(512)", (512, 512, 8, 8), False),
+        ("self.norm = nn.GroupNorm(8, 64)", (64, 64, 56, 56), True),
+    ):
+        task = make_task(model_source("return self.norm(a)", [shape], init), "cuda")
+        assert bool(rewrite(task, gpu(), [GroupNorm.name])[1]) == applies
+
+
+def test_devices_without_copies_that_do_not_wait_are_left_alone() -> None:
+    task = make_task(model_source("return self.norm(a)", [(64, 64, 56, 56)], "self.norm = nn.GroupNorm(8, 64)"), "cuda")
+    old = gpu().model_copy(update={"target": gpu().target.model_copy(update={"arch": "sm_75"})})
+    assert not rewrite(task, old, [GroupNorm.name])[1]
 
 
 def test_small_pooled_and_batch_normalisations_are_left_alone() -> None:

@@ -13,7 +13,7 @@ from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import CallArgument, Gain, New, Recipe, Rewriter, TargetKind, Workspace, argument
 from stitchcuda.recipes.batch_norm_train import dense
 from stitchcuda.recipes.epilogue import CONVOLUTIONS
-from stitchcuda.recipes.group_norm_kernel import Chain, GroupNormPlan, teams_of
+from stitchcuda.recipes.group_norm_kernel import Chain, GroupNormPlan, seconds, teams_of
 from stitchcuda.recipes.lower import prelude
 from stitchcuda.recipes.normalise import op_name, tensor
 from stitchcuda.recipes.scalar import Expressions, Value, is_pointwise
@@ -24,6 +24,8 @@ LARGE = 2**25
 """Bytes of the input from which memory, and not latency, decides."""
 MAX_CHAIN = 8
 """Pointwise operators that join on each side."""
+FIRST_ARCHITECTURE = 80
+"""Copies into shared memory that do not wait (cp.async) exist from there on."""
 POOLS = {"max_pool2d", "max_pool3d", "avg_pool2d", "avg_pool3d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 """Readers that torch.compile joins with the normalisation, which then need not be written."""
 
@@ -59,6 +61,9 @@ class GroupNorm(Recipe):
 
     def apply(self, rewriter: Rewriter) -> None:
         """Replace every normalisation that has a kernel."""
+        number = "".join(c for c in rewriter.device.target.arch if c.isdigit())
+        if number and int(number) < FIRST_ARCHITECTURE:
+            return
         for node in list(rewriter.graph.nodes):
             norm = norm_of(node)
             if norm is not None:
@@ -75,10 +80,17 @@ class GroupNorm(Recipe):
         cut = teams_of(rows, row, rewriter.device.multiprocessors, shared)
         if cut is None or value.numel() * 4 < LARGE or rows * row >= 2**40 or row >= 2**30:
             return
+        team, teams, items = cut
         bias = _bias_of(norm.source) if norm.source.users.keys() == {(norm.before or [norm.node])[0]} else None
+        passes = 1 + 2 * (len(norm.before) + len(norm.after)) + (2 if bias is not None else 0)
+        passes += 2 if norm.mean is not None else 0
+        launches = 1 + len(norm.before) + len(norm.after)
+        # The library reads twice and writes once. Of short groups a block has one at a time, which wastes it.
+        stock = (2 + passes) * 4 * value.numel() / rewriter.bandwidth + launches * rewriter.launch_seconds
+        if seconds(rows, row, team, teams) > stock:
+            return
         before, first = chain_of(norm.before, norm.source, "a", bias)
         after, second = chain_of(norm.after, norm.node, "b", None)
-        team, teams, items = cut
         plan = GroupNormPlan(
             rows=rows,
             groups=norm.groups,
@@ -110,10 +122,7 @@ class GroupNorm(Recipe):
         last.replace_all_uses_with(result)
         for member in reversed([*norm.before, norm.node, *norm.after, *([norm.mean] if norm.mean else [])]):
             rewriter.graph.erase_node(member)
-        passes = 1 + 2 * (len(norm.before) + len(norm.after)) + (2 if bias is not None else 0)
-        passes += 2 if norm.mean is not None else 0
         saved = 4 * value.numel() * passes
-        launches = 1 + len(norm.before) + len(norm.after)
         what = "group normalisation of rows on chip, with the operators around it"
         rewriter.add_gain(Gain(self.name, what, saved / rewriter.bandwidth, launches, saved, (op_name(norm.node),)))
 

@@ -136,9 +136,16 @@ def teams_of(rows: int, row: int, multiprocessors: int, shared_memory: int) -> t
         teams = min(multiprocessors // team, rows)
         if teams < 1:
             continue
-        rounds = -(-rows // teams)
-        # A block moves its part in and out at its share of the bandwidth, about 3e10 bytes a second.
-        seconds = rounds * (32 * -(-packs // team) / 3e10 + (ROUND_SECONDS if team > 1 else ROUND_SECONDS / 3))
-        if best is None or seconds <= best[0]:
-            best = (seconds, team, teams, items)
+        predicted = seconds(rows, row, team, teams)
+        if best is None or predicted <= best[0]:
+            best = (predicted, team, teams, items)
     return best[1:] if best is not None else None
+
+
+def seconds(rows: int, row: int, team: int, teams: int) -> float:
+    """Predicted time of ``teams`` teams of ``team`` blocks over ``rows`` groups of ``row`` elements.
+
+    A block moves its part in and out at its share of the bandwidth, about 3e10 bytes a second, one group after another.
+    """
+    part = 32 * -(-(row // 4) // team) / 3e10
+    return -(-rows // teams) * (part + (ROUND_SECONDS if team > 1 else ROUND_SECONDS / 3))
