@@ -88,6 +88,30 @@ def get_init_inputs():
     assert_accurate(task, written(task, ALL), cache)
 
 
+def test_infinities_nan_and_quotes_are_printed_as_python() -> None:
+    source = """
+class Model(nn.Module):
+    def forward(self, a, scale, mode):
+        limits = torch.tensor([[float("nan"), float("inf")], [1.0, -float("inf")]])
+        return a * limits + (1 if mode == "it's" else 0), float("inf"), float("nan")
+def get_inputs():
+    return [torch.randn(2, 2), float("nan"), "it's"]
+def get_init_inputs():
+    return []
+"""
+    scope: dict[str, Any] = {}
+    exec(written(make_task(source), ()).files["program.py"], scope)
+    a, model = torch.ones(2, 2), scope["ModelNew"]()
+    got, infinite, odd = model(a, float("nan"), "it's")
+    expected = torch.tensor([[float("nan"), float("inf")], [2.0, -float("inf")]])
+    torch.testing.assert_close(got, expected, equal_nan=True)
+    assert (infinite, odd != odd) == (float("inf"), True)
+    with pytest.raises(ValueError, match=r'scale is 1.0; this program is specialised for float\("nan"\)'):
+        model(a, 1.0, "it's")
+    with pytest.raises(ValueError, match='specialised for "it\'s"'):
+        model(a, float("nan"), "its")
+
+
 def test_a_cuda_program_with_a_graph_restores_what_warm_up_changes() -> None:
     task = make_task(model_source(FORWARD, [(2, 3, 9, 9)], NET), "cuda")
     text = written(task, ALL).files["program.py"]

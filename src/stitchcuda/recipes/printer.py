@@ -5,6 +5,7 @@ Where these statements stand in a Program, and what is around them, is ``assembl
 
 from __future__ import annotations
 
+import cmath
 import operator
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,11 +76,11 @@ class Printer:
         paths = slot_paths(captured.in_spec, captured.parameters)
         for slot, (node, path) in enumerate(zip(captured.inputs, paths, strict=True)):
             if node is None:
-                constant = repr(captured.constants[slot])
-                check = [f"if {path} != {constant}:"]
-                check.append(
-                    f'    raise ValueError(f"{path} is {{{path}!r}}; this program is specialised for {constant}")'
-                )
+                constant = plain_text(captured.constants[slot])
+                # NaN differs from itself.
+                differs = f"{path} == {path}" if constant == 'float("nan")' else f"{path} != {constant}"
+                message = f"; this program is specialised for {constant}"
+                check = [f"if {differs}:", f'    raise ValueError(f"{path} is {{{path}!r}}" + {message!r})']
                 self.out.guard += check
                 continue
             value = tensor(node)
@@ -195,7 +196,7 @@ class Printer:
                 self.out.bound.append(name)
                 printed.append(name)
             else:
-                printed.append(repr(given))
+                printed.append(plain_text(given))
         return [*lines, f"{call.launcher.name}({', '.join(printed)})", *after]
 
     def _allocation(self, new: New) -> str:
@@ -214,7 +215,7 @@ class Printer:
         value = tensor(node)
         on_host = self.captured.device != "cpu" and value is not None and value.device.type == "cpu"
         device = "'cpu'" if on_host else self._device()
-        return f"torch.tensor({state.value.tolist()!r}, dtype={state.value.dtype}, device={device})"
+        return f"torch.tensor({plain_text(state.value.tolist())}, dtype={state.value.dtype}, device={device})"
 
     def _returned(self, output: fx.Node) -> str:
         leaves = output.args[0]
@@ -234,10 +235,8 @@ class Printer:
                 inner = ", ".join(self._value(item) for item in value)
                 comma = "," if isinstance(value, tuple) and len(value) == 1 else ""
                 return f"({inner}{comma})" if isinstance(value, tuple) else f"[{inner}]"
-            case float():
-                return f'float("{value}")' if value != value or abs(value) == float("inf") else repr(value)
-            case None | bool() | int() | str() | complex():
-                return repr(value)
+            case None | bool() | int() | float() | str() | complex():
+                return plain_text(value)
             case torch.dtype() | torch.layout() | torch.memory_format():
                 return str(value)
             case _ if isinstance(value, list | tuple) or hasattr(value, "__iter__"):
@@ -255,7 +254,19 @@ def _written_through(node: fx.Node) -> list[fx.Node]:
     return [source for place in places if isinstance(source := node.args[place], fx.Node)]
 
 
-_RESERVED = {"self", "torch", "super", "float"}
+_RESERVED = {"self", "torch", "super", "float", "complex"}
+
+
+def plain_text(value: Any) -> str:
+    """Numbers, strings and lists of them as Python source; infinities and NaN, which ``repr`` gives no source for, too.
+
+    NaN loses its sign and payload.
+    """
+    if isinstance(value, list):
+        return "[" + ", ".join(plain_text(item) for item in value) + "]"
+    if isinstance(value, float | complex) and not cmath.isfinite(value):
+        return f'{type(value).__name__}("{value}")'
+    return repr(value)
 
 
 class _Leaf(str):
@@ -272,8 +283,8 @@ def _print_tree(value: Any) -> str:
             return "[" + ", ".join(_print_tree(item) for item in value) + "]"
         case dict():
             return "{" + ", ".join(f"{key!r}: {_print_tree(item)}" for key, item in value.items()) + "}"
-        case None | bool() | int() | float() | str():
-            return repr(value)
+        case None | bool() | int() | float() | complex() | str():
+            return plain_text(value)
     raise CaptureError(f"forward returns a {type(value).__name__}, which cannot be printed; return tuples or dicts")
 
 
