@@ -207,6 +207,8 @@ def gains(text: str, precision: str = "fp32", arch: str = "sm_90") -> list[str]:
 def test_it_applies_where_the_float32_pipe_binds_and_leaves_the_rest_to_the_library() -> None:
     assert gains(WIDE.format(m=128, n=32768, k=16384)) == [SplitGemm.name]
     assert gains(WIDE.format(m=128, n=32768, k=16384), "tf32") == []
+    shared = "torch.nn.functional.linear(x, self.layer.weight, self.layer.bias[:1])"
+    assert gains(WIDE.format(m=128, n=32768, k=16384).replace("self.layer(x)", shared)) == []
     assert gains(WIDE.format(m=8, n=32768, k=16384)) == []
     assert gains(WIDE.format(m=128, n=64, k=64)) == []
     assert gains(WIDE.format(m=128, n=32768, k=16381)) == []

@@ -93,7 +93,8 @@ def layer_of(rewriter: Rewriter, node: fx.Node) -> Layer | None:
         return None
     n, k = w.shape
     m = x.numel() // k
-    if not supported(m, n, k):
+    # A bias of one value would be broadcast; the kernel reads one a column.
+    if not supported(m, n, k) or (bias is not None and tuple(values[-1].shape) != (n,)):  # type: ignore[union-attr]
         return None
     tail, activation = _activated(node)
     return Layer(node, tail, activation, m, n, k)
