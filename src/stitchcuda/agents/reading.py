@@ -11,6 +11,7 @@ import ast
 import re
 from typing import Literal
 
+from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import ENTRY, Argument, Launcher, Program
 
@@ -66,7 +67,7 @@ def imported_launchers(program: Program) -> list[str]:
         if not path.endswith(".py"):
             continue
         try:
-            tree = ast.parse(source)
+            tree = syntax.parse(source)
         except SyntaxError as error:
             raise ProgramError(f"{path} is not valid Python: {error.msg} in line {error.lineno}") from None
         for node in ast.walk(tree):

@@ -157,7 +157,6 @@ def _held(compute: str) -> Iterator[None]:
 
 def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, as_json: bool) -> None:
     """Do a run with a view on it, print how it ended, and exit as it ended."""
-    from stitchcuda.errors import StitchError
     from stitchcuda.report.terminal import TerminalView, new_console, result_lines, wants_live
     from stitchcuda.workflow.run import Interrupted
 
@@ -170,7 +169,7 @@ def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, a
     except Interrupted as stopped:
         typer.echo(f"{stopped}; go on with: stitchcuda runs resume {stopped.folder}", err=True)
         raise typer.Exit(128 + stopped.number) from None
-    except StitchError:
+    except Exception:  # whatever it was, what is paid and measured is kept
         if recorder.folder is not None and recorder.folder.is_dir():
             typer.echo(f"go on with: stitchcuda runs resume {recorder.folder}", err=True)
         raise

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
+from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.evaluation.nvrtc import library_head
 from stitchcuda.evaluation.nvrtc_plan import Expression, KernelLaunch, KernelProgram, evaluate
@@ -107,7 +108,7 @@ def in_cpp(expression: Expression, names: Mapping[str, int]) -> str:
         except ProgramError as error:
             if "divides by zero" not in str(error):
                 raise
-        return _cpp(ast.parse(expression.strip(), mode="eval").body)
+        return _cpp(syntax.parse_expression(expression.strip()).body)
     return f"{expression}LL"
 
 

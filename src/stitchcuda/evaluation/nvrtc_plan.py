@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.evaluation.nvrtc import KernelSource
 
@@ -217,7 +218,7 @@ def evaluate(expression: Expression, sizes: Mapping[str, int]) -> int:
     if len(expression) > EXPRESSION_CHARACTERS:
         raise ProgramError(f"an expression has {len(expression)} characters; {EXPRESSION_CHARACTERS} are allowed")
     try:
-        tree = ast.parse(expression.strip(), mode="eval")
+        tree = syntax.parse_expression(expression.strip())
         return _value(tree.body, sizes, expression)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise ProgramError(f"'{expression}' is no integer expression") from None

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import re
 
+from stitchcuda import syntax
 from stitchcuda.knowledge.vocabulary import words
 
 _NOT_OPERATORS = words(
@@ -73,7 +74,7 @@ def operators_of(source: str) -> list[str]:
     Read from the text: modules built in constructors and functions called. Raises SyntaxError for no Python.
     """
     calls = _Calls()
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     for node in tree.body:
         if isinstance(node, ast.ClassDef):
             calls.visit(node)
@@ -128,7 +129,7 @@ def fingerprint_of(source: str) -> str:
     left out, so that the same model at other sizes or reworded counts as the same task. For source that is no Python,
     of its words."""
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError):
         return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()
     body: list[ast.stmt] = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]

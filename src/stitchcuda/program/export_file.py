@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 
+from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.program import imports
 from stitchcuda.program.export_cpp import CHECKED, inline_includes, wrapper
@@ -146,7 +147,7 @@ def _in_import_order(helpers: dict[str, str]) -> list[str]:
         if "/" in path:
             raise ProgramError(f"{path} lies in a folder; only flat programs can be exported as one file")
         found: set[str] = set()
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(syntax.parse(text)):
             if isinstance(node, ast.ImportFrom):
                 found.add(node.module or "")
             elif isinstance(node, ast.Import):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 
+from stitchcuda import syntax
 from stitchcuda.program.model import Program
 
 
@@ -23,7 +24,7 @@ def rewrite(source: str, names: set[str], replace: Callable[[ast.Import | ast.Im
     """
     lines = source.splitlines(keepends=True)
     hits: list[tuple[ast.Import | ast.ImportFrom, str]] = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(syntax.parse(source)):
         if isinstance(node, ast.ImportFrom):
             local = not node.level and (node.module or "").split(".")[0] in names
         elif isinstance(node, ast.Import):

@@ -5,10 +5,10 @@ It does not judge what the code does; ``evaluation.integrity`` and the evaluatio
 
 from __future__ import annotations
 
-import ast
 import re
 from pathlib import PurePosixPath
 
+from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import ENTRY, MANIFEST, Launcher, Manifest, Program
 
@@ -88,7 +88,7 @@ def defined_classes(source: str, path: str = ENTRY) -> set[str]:
     from stitchcuda.task.source import bound_names
 
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         text = (getattr(error, "text", None) or "").strip()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 
+from stitchcuda import syntax
+
 DROPPED = ("get_inputs", "get_init_inputs", "get_input_cases")
 
 
@@ -12,7 +14,7 @@ def kept_source(source: str, *, keep_forward: bool = False) -> str:
 
     A function that other code refers to stays. Text is cut by lines, so comments and layout survive.
     """
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     lines = source.splitlines()
     cuts: list[tuple[int, int, str]] = []

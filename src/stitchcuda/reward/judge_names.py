@@ -13,6 +13,8 @@ from functools import cache
 from importlib import resources
 from typing import Literal
 
+from stitchcuda import syntax
+
 Section = Literal["python", "torch", "native", "segments", "ptx", "headers", "strings"]
 
 _TYPED = re.compile(r"(?:[fsube]\d{1,2}|bf16|m\d{1,3}n\d{1,3}k\d{1,3}|x[1248]|v[248]|\d{1,3}B|[a-d])(?:x[24])?")
@@ -92,7 +94,7 @@ class Names:
 def identifiers(source: str) -> frozenset[str]:
     """All identifiers and attribute names in Python source; none where it cannot be parsed."""
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return frozenset()
     found: set[str] = set()

@@ -10,6 +10,7 @@ import ast
 import re
 from typing import TypeVar, cast
 
+from stitchcuda import syntax
 from stitchcuda.reward.judge_names import Names
 
 _NATIVE = re.compile(
@@ -27,7 +28,7 @@ class CannotBeShown(Exception):
 def python_text(source: str, names: Names) -> tuple[str, list[str]]:
     """The neutral text, and the native sources that were found in strings, in order. Raises CannotBeShown."""
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
         plain = _Neutral(names)
         text = ast.unparse(ast.fix_missing_locations(plain.visit(tree)))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:

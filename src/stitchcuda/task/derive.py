@@ -13,6 +13,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from stitchcuda import syntax
 from stitchcuda.errors import TaskError
 from stitchcuda.task.source import bound_names
 
@@ -56,7 +57,7 @@ def with_submodule(source: str, name: str) -> str:
         raise TaskError(f"--submodule {name!r} is not a dotted module name such as 'layers.0.attention'")
     import ast
 
-    statement = bound_names(ast.parse(source))["Model"]
+    statement = bound_names(syntax.parse(source))["Model"]
     if isinstance(statement, ast.ClassDef | ast.FunctionDef):
         source = _rename(source, "Model", "FullModel")
     else:
@@ -125,9 +126,7 @@ def _describe(value: Any) -> str:
 
 
 def _rename_function(source: str, old: str, new: str) -> str:
-    import ast
-
-    return _rename(source, old, new) if old in bound_names(ast.parse(source)) else source
+    return _rename(source, old, new) if old in bound_names(syntax.parse(source)) else source
 
 
 def _rename(source: str, old: str, new: str) -> str:

@@ -13,6 +13,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from stitchcuda import syntax
 from stitchcuda.errors import TaskError, ToolMissing
 
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -56,7 +57,7 @@ def offline(source: str, where: str) -> str:
     if "from_pretrained" not in source:
         return source
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError):
         return source
     if not any(isinstance(node, ast.ImportFrom) and node.module == "transformers" for node in tree.body):
@@ -75,7 +76,7 @@ def rewritten(tree: ast.Module, where: str) -> str:
             "AutoConfig.from_pretrained(NAME) and AutoModel...from_pretrained(NAME, config=CONFIG)"
         )
     _without_arguments(tree)
-    tree.body.append(ast.parse('MODE = "eval"').body[0])  # what from_pretrained leaves a model in
+    tree.body.append(syntax.parse('MODE = "eval"').body[0])  # what from_pretrained leaves a model in
     return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
 
 
@@ -149,12 +150,12 @@ class _Offline(ast.NodeTransformer):
         kind, settings = configuration(name)
         call = _call("AutoConfig.for_model", [ast.Constant(kind)])
         for key, value in settings.items():
-            call.keywords.append(ast.keyword(key, ast.parse(repr(value), mode="eval").body))
+            call.keywords.append(ast.keyword(key, syntax.parse_expression(repr(value)).body))
         return call
 
 
 def _call(function: str, arguments: list[ast.expr]) -> ast.Call:
-    return ast.Call(ast.parse(function, mode="eval").body, arguments, [])
+    return ast.Call(syntax.parse_expression(function).body, arguments, [])
 
 
 def _without_arguments(tree: ast.Module) -> None:

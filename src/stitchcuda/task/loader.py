@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import get_args
 
+from stitchcuda import syntax
 from stitchcuda.errors import TaskError
 from stitchcuda.task.derive import with_checkpoint, with_inputs, with_submodule
 from stitchcuda.task.huggingface import offline
@@ -58,7 +59,7 @@ def load_task(
         name = f"{name}_{safe_name(submodule)}"
     if inputs is not None:
         source = with_inputs(source, inputs)
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     settings = {
         "MODE": _setting(tree, "MODE", get_args(Mode), reference),
         "RESIDENCE": _setting(tree, "RESIDENCE", get_args(Residence), reference),
@@ -84,7 +85,7 @@ def check_source(source: str, where: str, *, needs_inputs: bool = True) -> None:
     ``get_input_cases`` stands in for ``get_inputs``.
     """
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         text = (getattr(error, "text", "") or "").strip()
@@ -125,7 +126,7 @@ def _read_file(path: Path) -> tuple[str, str, str | None]:
 def _own_folder(source: str, folder: Path) -> str | None:
     """``folder`` when the source imports something that lies in it, so that it must be importable."""
     try:
-        tree = ast.parse(source)
+        tree = syntax.parse(source)
     except (SyntaxError, ValueError):
         return None
     for node in ast.walk(tree):

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from stitchcuda import syntax
+
 _INTERFACE = frozenset({"get_inputs", "get_init_inputs", "get_input_cases", "forward", "__init__", "self", "super"})
 _SETTINGS = frozenset({"MODE", "RESIDENCE", "PRECISION"})
 _BUILTINS = frozenset(dir(builtins))
@@ -30,7 +32,7 @@ class SourceMarks:
 
 def source_marks(source: str) -> SourceMarks:
     """The marks of a task's source. Raises SyntaxError for what is no Python, as ``ast.parse`` does."""
-    tree = ast.parse(source)
+    tree = syntax.parse(source)
     body = [node for node in tree.body if _counts(node)]
     model = [n for n in body if not (isinstance(n, ast.FunctionDef) and n.name in _INTERFACE) and _defines(n)]
     return SourceMarks(
@@ -60,7 +62,7 @@ def _is_task(text: str) -> bool:
     if not re.search(r"^class Model\b", text, re.MULTILINE):
         return False
     try:
-        tree = ast.parse(text)
+        tree = syntax.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return False
     return any(isinstance(node, ast.ClassDef) and node.name == "Model" for node in tree.body)

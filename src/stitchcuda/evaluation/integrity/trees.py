@@ -6,6 +6,8 @@ import ast
 import functools
 import warnings
 
+from stitchcuda import syntax
+
 _WALK = "_walked"
 
 
@@ -15,7 +17,7 @@ def parse(source: str) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # odd escapes in somebody's strings
-            return ast.parse(source)
+            return syntax.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
