@@ -23,6 +23,7 @@ help:
 $(READY): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 with the venv module found; set PYTHON=..." >&2; exit 2; }
 	@command -v $(or $(CXX),g++) >/dev/null || { echo "no C++ compiler found; install g++" >&2; exit 2; }
+	@echo "setting up $(VENV): some gigabytes are fetched, and nothing is printed for minutes"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@

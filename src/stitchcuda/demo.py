@@ -63,6 +63,12 @@ def row(name: str, summary: dict[str, Any], seconds: float) -> str:
     )
 
 
+def _passing(words: str) -> None:
+    """Show ``words`` on a terminal until the next line is printed; nowhere else, where lines stay."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{words}", end="", file=sys.stderr, flush=True)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m stitchcuda.demo", description=(__doc__ or "").splitlines()[0])
@@ -77,9 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"{what} in {examples_folder()}; there are: {', '.join(found) or 'none'}")
     bad = 0
     print(ROW.format("example", "status", "over best", "over eager", "own kernels", "took", "run"), flush=True)
-    for name in options.names or found:
+    chosen = options.names or list(found)
+    for place, name in enumerate(chosen, 1):
         start = time.monotonic()
+        _passing(f"optimising {name} ({place} of {len(chosen)}; a few minutes) ...")
         code, summary, errors = optimise(found[name], options.out, options.target)
+        _passing("")
         print(row(name, summary, time.monotonic() - start), flush=True)
         bad += summary.get("status") not in ("correct", "no_gain")
         if summary.get("status") != "correct":
