@@ -59,8 +59,14 @@ def row(name: str, summary: dict[str, Any], seconds: float) -> str:
         times("eager"),
         f"{own:.0%}" if isinstance(own, (int, float)) else "-",
         f"{seconds:.0f} s",
-        summary.get("run", ""),
+        _short(str(summary.get("run", ""))),
     )
+
+
+def _short(path: str) -> str:
+    """A path from here where it lies below, so that a row fits its line."""
+    here = Path.cwd()
+    return str(Path(path).relative_to(here)) if path and Path(path).is_relative_to(here) else path
 
 
 def _passing(words: str) -> None:

@@ -11,6 +11,7 @@ import contextvars
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+import pydantic_ai
 from pydantic import BaseModel
 from pydantic_ai import Agent, ModelRetry, NativeOutput, PromptedOutput, TextOutput, ToolOutput
 from pydantic_ai.exceptions import UnexpectedModelBehavior
@@ -22,6 +23,9 @@ from stitchcuda.agents.requests import JournaledModel, Notify, ToolsRefused, Unu
 from stitchcuda.agents.roles import ReplyLog
 from stitchcuda.agents.settings import MindSettings, OutputMode, Role
 from stitchcuda.agents.spending import Meter
+
+pydantic_ai.BANNER_ENABLED = False
+"""Its advertisement would break into the live view of a run."""
 
 Answer = TypeVar("Answer")
 Typed = TypeVar("Typed", bound=BaseModel)
