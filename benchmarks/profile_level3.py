@@ -3,7 +3,7 @@
     python benchmarks/profile_level3.py --root KERNELBENCH [--slice-seconds 480] [--counters 3]
     python benchmarks/profile_level3.py --merge A.json B.json
     python benchmarks/profile_level3.py --render
-    python benchmarks/profile_level3.py --rejudge benchmarks/results/profile_truth.json
+    python benchmarks/profile_level3.py --rejudge benchmarks/results/profile_truth.json [--count-work --root FOLDER]
 
 Each task runs under Nsight Systems (--cuda-graph-trace=node) and under torch.profiler (Kineto), and its longest kernels
 under Nsight Compute. Both tools must agree on the sum of device time within 5 %, and the time that the device is busy
@@ -16,8 +16,9 @@ is skipped next time. Works from a plain checkout. Exit status: 0 all tasks are 
 failed, 3 the slice is over and tasks are left. With ``--target cpu`` (to try it) there is Kineto alone.
 
 ``--rejudge FILE`` applies this checkout's rules to the counters and timelines that the results hold, with the ceilings
-in FILE, a result of ``profile_truth.py`` on the same kind of GPU, and writes the digests anew. The coarse labels of
-whole calls and the first suggestions stay; nothing is measured.
+in FILE, a result of ``profile_truth.py`` on the same kind of GPU, and writes suggestions and digests anew. The coarse
+labels of whole calls stay; nothing is measured. ``--count-work`` first counts the bytes and FLOP of a call from the
+tasks' sources where a result does not hold them.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import json
 import os
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +48,10 @@ from stitchcuda.profiling.counting import Counted, count  # noqa: E402
 from stitchcuda.profiling.diagnosis import rank  # noqa: E402
 from stitchcuda.profiling.digest import digest  # noqa: E402
 from stitchcuda.profiling.model import Profile  # noqa: E402
-from stitchcuda.profiling.profiler import cause_by_kernels, from_recording  # noqa: E402
-from stitchcuda.profiling.rules import call_cause  # noqa: E402
+from stitchcuda.profiling.profiler import cause_by_kernels, first_suggestion, from_recording, least_bytes  # noqa: E402
+from stitchcuda.profiling.rules import Work, call_cause  # noqa: E402
 from stitchcuda.task.loader import load_task  # noqa: E402
+from stitchcuda.task.model import Target  # noqa: E402
 
 TASKS = (2, 18, 19, 21, 22, 23, 24, 32, 38, 39)
 """KernelBench's numbers of the level-3 test tasks, in the checkout that was measured."""
@@ -94,6 +97,8 @@ def profile_task(name: str, options: argparse.Namespace, device: Device) -> dict
             entry["errors"].append(f"ncu: {error}")
         entry["seconds"]["ncu"] = time.monotonic() - began
     entry["profile"] = profile.model_dump(mode="json")
+    if (facts := taken[main].facts) is not None:
+        entry["work"] = asdict(Work(least_bytes(facts, task.precision), taken[main].flops, task.precision))
     entry["digest"] = digest(profile)
     if len(profiles) == 2:
         entry["agreement"] = agreement(entry["nsys"], entry["kineto"])
@@ -113,7 +118,8 @@ def summary(taken: Taken, subject: Subject, device: Device, counted: Counted) ->
 
 
 def rejudge(entry: dict[str, Any], device: Device | None) -> dict[str, Any]:
-    """The entry with its kernels' diagnoses, the call's cause and the digest as this checkout tells them."""
+    """The entry with its kernels' diagnoses, the call's cause, the first suggestion (where the call's work is known)
+    and the digest as this checkout tells them."""
     if not entry.get("profile"):
         return entry
     profile = Profile.model_validate(entry["profile"])
@@ -121,8 +127,31 @@ def rejudge(entry: dict[str, Any], device: Device | None) -> dict[str, Any]:
     cause, _ = call_cause(profile.timeline, device)
     if cause == "none":
         cause = cause_by_kernels(profile.bottleneck, ranked)
-    profile = profile.model_copy(update={"diagnoses": ranked, "cause": cause})
+    changed: dict[str, Any] = {"diagnoses": ranked, "cause": cause}
+    if entry.get("work"):
+        line, work = profile.timeline, Work(**entry["work"])
+        changed["suggestion"] = first_suggestion(line, profile.kernels, ranked, device=device, work=work)
+    profile = profile.model_copy(update=changed)
     return entry | {"profile": profile.model_dump(mode="json"), "digest": digest(profile)}
+
+
+def count_work(entry: dict[str, Any], root: Path | None) -> dict[str, Any]:
+    """The entry with the bytes and FLOP of a call, counted from the task's source by shapes alone (torch's meta
+    device), where the measurement did not keep them."""
+    if entry.get("work"):
+        return entry
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    task = load_task(entry["task"], target=Target(kind="cuda", arch="sm_90"), root=root)
+    module: dict[str, Any] = {}
+    exec(compile(task.source, entry["task"], "exec"), module)
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model, inputs = module["Model"](*module["get_init_inputs"]()), module["get_inputs"]()
+        output = model(*inputs)
+    tensors = [t for t in torch.utils._pytree.tree_leaves([inputs, output]) if isinstance(t, torch.Tensor)]
+    moved = sum(t.numel() * t.element_size() for t in [*tensors, *model.parameters()])
+    return entry | {"work": asdict(Work(float(moved), float(counter.get_total_flops()), task.precision))}
 
 
 def times(taken: Taken, profile: Profile) -> dict[str, Any]:
@@ -194,7 +223,9 @@ def page(document: dict[str, Any]) -> str:
     where = items[-1]["provenance"] if items else {}
     facts = [f"{key} {where[key]}" for key in ("gpu", "driver", "cuda", "torch", "commit", "date") if where.get(key)]
     again = (
-        " Kernels' diagnoses and digests by later rules, of the same measurements." if document.get("rejudged") else ""
+        " Kernels' diagnoses, suggestions and digests by later rules, of the same measurements."
+        if document.get("rejudged")
+        else ""
     )
     parts += [f"`{document['command']}`; {'; '.join(facts)}.{again}"]
     return "\n".join(parts) + "\n"
@@ -223,6 +254,7 @@ def main() -> int:
     parser.add_argument("--no-ceilings", action="store_true", help="do not measure the device's ceilings (10 s)")
     parser.add_argument("--merge", nargs="*", type=Path, default=[], help="take the items of these result files in")
     parser.add_argument("--render", action="store_true", help="write the .md page of the result file again")
+    parser.add_argument("--count-work", action="store_true", help="with --rejudge: count bytes and FLOP from sources")
     parser.add_argument("--rejudge", type=Path, help="apply the rules again, with the ceilings of this result file")
     options = parser.parse_args()
     document: dict[str, Any] = {"command": "python benchmarks/profile_level3.py", "items": []}
@@ -236,6 +268,8 @@ def main() -> int:
         write_json(options.results, document)
     if options.rejudge:
         device = Device.model_validate(json.loads(options.rejudge.read_text())["device"])
+        if options.count_work:
+            document["items"] = [count_work(item, options.root) for item in document["items"]]
         document["items"] = [rejudge(item, device) for item in document["items"]]
         document["rejudged"] = True
         write_json(options.results, document)

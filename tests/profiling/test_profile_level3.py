@@ -15,6 +15,8 @@ import pytest
 from stitchcuda.hardware.model import Device
 from tests.profiling.test_capture import SOURCE
 
+MOST_CHARACTERS = 1800
+"""A few hundred tokens: 280 to 600 as identifiers, numbers and signs are counted."""
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "profile_level3.py"
 
 
@@ -59,6 +61,13 @@ def test_the_committed_digests_are_what_the_rules_say_of_what_was_measured(bench
     document = json.loads((folder / "profile_level3.json").read_text())
     for item in document["items"]:
         assert benchmark.rejudge(item, device)["digest"] == item["digest"]
+        assert len(item["digest"]) < MOST_CHARACTERS
+        named = item["profile"]["diagnoses"][:3]
+        for one in named:
+            assert f"{one['cause']}, at most {one['kernel_gain']:.2f}x, {one['program_gain']:.2f}x" in item["digest"]
+        assert item["profile"]["suggestion"] in item["digest"]
+        if item["profile"]["cause"] == "no_tensor_cores":
+            assert "tensor cores: each fp32 operand split" in item["profile"]["suggestion"]
     assert benchmark.page(document) == (folder / "profile_level3.md").read_text()
 
 

@@ -169,3 +169,25 @@ def test_any_data_gets_a_label_and_no_prediction_saves_more_than_there_is(
 def test_bytes_alone_never_make_a_program_compute_bound(factor: float) -> None:
     line = timeline(1e-3 * factor, 1e-3 * factor, 1)
     assert judge(line, [kernel("mine", 1e-3, 1.0)], GPU, Work(bytes=4e9)).bottleneck == "memory_bound"
+
+
+@pytest.mark.parametrize(
+    ("work", "device", "seconds", "told"),
+    [
+        (Work(1e6, 5e11, "fp32"), "split", 10e-3, True),
+        (Work(1e6, 5e11, "fp32"), "split", 5e-3, False),  # twice the fp32 rate: it runs on tensor cores already
+        (Work(1e6, 5e11, "fp32"), "plain", 20e-3, False),  # no fp16 rate is known to gain by
+        (Work(1e6, 5e11, "fp16"), "split", 10e-3, False),
+        (Work(1e6, 5e11, "fp32"), "cpu", 10e-3, False),
+    ],
+)
+def test_fp32_products_without_tensor_cores_are_told_how_to_use_them_within_their_class(
+    work: Work, device: str, seconds: float, told: bool
+) -> None:
+    rates = {"fp32": 50e12, "fp16": 750e12 if device != "plain" else 0.0}
+    ceilings = Ceilings(copy_bytes_per_second=4e12, flops_per_second=rates, measured_on="2026-11-30")
+    where = (CPU if device == "cpu" else GPU).model_copy(update={"ceilings": ceilings})
+    line = timeline(seconds, seconds, 1)
+    found = suggestion(line, [kernel("ampere_sgemm", seconds, 1.0, operator="aten::mm")], where, work)
+    assert ("on tensor cores: each fp32 operand split into two fp16 parts" in found) == told
+    assert ("plain TF32 does not" in found) == told

@@ -3,80 +3,116 @@
 from __future__ import annotations
 
 from stitchcuda.profiling.compare import Comparison, noticed
-from stitchcuda.profiling.model import Profile
+from stitchcuda.profiling.diagnosis import spelling
+from stitchcuda.profiling.model import KernelDiagnosis, KernelTime, Profile
+from stitchcuda.profiling.remedies import SPLIT, WORTH_NAMING
 from stitchcuda.profiling.rules import milliseconds
-from stitchcuda.profiling.table import IDLE_TOLD, path_note, short_name
+from stitchcuda.profiling.table import IDLE_TOLD, SLOWED, loops_told, processor_told, short_name
 
-KERNELS, PARTS, OPERATORS, DIAGNOSES = 6, 4, 4, 3
-LONGEST_NAME = 60
+KERNELS, PARTS, OPERATORS, DIAGNOSES, WHOLE, LOOPS = 4, 2, 3, 3, 2, 3
+"""Most of each that are told; of the diagnoses, those of the largest gains with evidence and what to do."""
+TELLING = 0.05
+"""Shares below this are left out where there are larger ones."""
+USUAL_WAITS = 2
+"""Waits for the device that every recorded call has."""
+LONGEST_NAME = 36
 
 
 def digest(profile: Profile) -> str:
-    """At most about 40 lines of Markdown; what was not measured is left out."""
+    """At most about 20 lines; what was not measured, or does not tell, is left out."""
     line = profile.timeline
-    parts = [
-        f"Profile of the {profile.subject} by {profile.source}{' ' + profile.version if profile.version else ''},"
-        " per call:",
-        f"- bottleneck: {profile.bottleneck}"
-        + (f" ({profile.cause})" if profile.cause != "none" else "")
-        + f". {profile.evidence}",
-    ]
     wall = line.wall_seconds
-    parts.append(
+    label = profile.bottleneck + (f" ({profile.cause})" if profile.cause != "none" else "")
+    parts = [
+        f"Profile of the {profile.subject} by {f'{profile.source} {profile.version}'.strip()}, per call:",
+        f"- bottleneck: {label}. {profile.evidence}",
         f"- wall {milliseconds(wall)}, busy {milliseconds(line.busy_seconds)} ({_share(line.busy_seconds, wall)}),"
-        f" idle {milliseconds(line.gap_seconds)}, {line.launches} launches"
-        + (f" in {line.graph_launches} CUDA graphs" if line.graph_launches else "")
-    )
-    if line.idle_seconds:
-        told = sorted(line.idle_seconds.items(), key=lambda item: -item[1])
-        parts.append(
-            "- while idle the host was "
-            + ", ".join(f"{IDLE_TOLD[kind]} {milliseconds(seconds)}" for kind, seconds in told[:3] if seconds > 0)
-        )
+        f" idle {milliseconds(line.gap_seconds)}, {_counts(profile)}",
+    ]
+    told = sorted(line.idle_seconds.items(), key=lambda item: -item[1])
+    if line.gap_seconds >= TELLING * wall:
+        told = [(kind, seconds) for kind, seconds in told if seconds >= TELLING * line.gap_seconds > 0]
+        if told:
+            causes = ", ".join(f"{IDLE_TOLD[kind]} {milliseconds(seconds)}" for kind, seconds in told)
+            parts.append(f"- while idle the host was {causes}")
     if line.copy_seconds > 0:
         pageable = f", {_share(line.pageable_seconds, line.copy_seconds)} pageable" if line.pageable_seconds > 0 else ""
         parts.append(f"- copies between host and device {milliseconds(line.copy_seconds)}{pageable}")
-    counts = [
-        f"{number} {what}"
-        for number, what in (
-            (line.synchronisations, "waits for the device"),
-            (line.allocations, "allocations or frees"),
-            (line.streams if line.streams > 1 else 0, "streams"),
-        )
-        if number
-    ]
+    parts += _path(profile)
+    operators = [one for one in profile.operators[:OPERATORS] if one.share >= TELLING]
+    if operators:
+        each = ", ".join(f"{o.name} {milliseconds(o.seconds)} ({o.share:.0%})" for o in operators)
+        parts.append(f"- device time by operator: {each}")
+    if profile.processor is not None:
+        parts.append(f"- processor: {processor_told(profile.processor)}")
+    if profile.loops:
+        parts.append(f"- loops: {loops_told(profile.loops, LOOPS)}")
+    parts += _kernels(profile)
+    if profile.suggestion:
+        parts.append(f"First: {profile.suggestion}")
+    # What nsys says of every recording tells an agent nothing.
+    remarks = [remark for remark in profile.remarks if not remark.startswith("nsys says")]
+    parts += [f"Note: {remark}" for remark in remarks[:2]]
+    return "\n".join(parts) + "\n"
+
+
+def _counts(profile: Profile) -> str:
+    line = profile.timeline
+    counts = [f"{line.launches} launches"]
+    for number, what in (
+        (line.graph_launches, "CUDA graphs"),
+        (line.synchronisations if line.synchronisations > USUAL_WAITS else 0, "waits for the device"),
+        (line.allocations, "allocations or frees"),
+        (line.streams if line.streams > 1 else 0, "streams"),
+    ):
+        if number:
+            counts.append(f"{number} {what}")
     if line.peak_bytes:
         counts.append(f"peak device memory {line.peak_bytes / 2**20:.0f} MiB")
-    if counts:
-        parts.append("- " + ", ".join(counts))
-    if profile.critical_path:
-        path = profile.critical_path[:PARTS]
-        parts.append(
-            f"- critical path{path_note(profile)}: "
-            + "; ".join(f"{_name(p.what)} {milliseconds(p.seconds)} ({p.share:.0%}, {p.where})" for p in path)
-        )
-    if profile.operators:
-        parts.append(
-            "- device time by operator: "
-            + ", ".join(f"{o.name} {milliseconds(o.seconds)} ({o.share:.0%})" for o in profile.operators[:OPERATORS])
-        )
-    parts += ["", "| kernel | time | of busy | launches | whose |", "|---|---|---|---|---|"]
-    parts += [
-        f"| {_name(k.name)} | {milliseconds(k.seconds)} | {k.share:.0%} | {k.calls} | {k.origin} |"
-        for k in profile.kernels[:KERNELS]
-    ]
-    if profile.diagnoses:
-        parts.append("")
-    parts += [
-        f"- {_name(d.kernel)}: {d.cause}; {d.evidence}. Do: {d.suggestion}."
-        f" At most {d.kernel_gain:.2f}x for it, {d.program_gain:.2f}x for the call"
-        for d in profile.diagnoses[:DIAGNOSES]
-    ]
-    if profile.suggestion:
-        parts += ["", f"First: {profile.suggestion}"]
-    # What the tool itself says of every recording comes last: it must not crowd out why something was not measured.
-    parts += [f"Note: {remark}" for remark in sorted(profile.remarks, key=lambda r: r.startswith("nsys says"))[:2]]
-    return "\n".join(parts) + "\n"
+    return ", ".join(counts)
+
+
+def _path(profile: Profile) -> list[str]:
+    """What of the host is on the critical path: the rest are the kernels below."""
+    host = [p for p in profile.critical_path if p.where == "host" and p.share >= TELLING][:PARTS]
+    if not host:
+        return []
+    slowed = f" (of a recorded call, {profile.slowed:.1f}x as long)" if profile.slowed >= SLOWED else ""
+    told = ", ".join(f"{_name(p.what)} {milliseconds(p.seconds)} ({p.share:.0%})" for p in host)
+    return [f"- host on the critical path{slowed}: {told}"]
+
+
+def _kernels(profile: Profile) -> list[str]:
+    """The longest kernels, each with its diagnosis where it has one; then diagnosed ones that are not among them."""
+    waiting = profile.diagnoses[:DIAGNOSES]
+    said, told = [profile.suggestion], {}
+    for number, one in enumerate(waiting):
+        told[id(one)] = _diagnosis(one, said, whole=number < WHOLE)
+        said.append(one.suggestion)
+    parts = []
+    rows = [kernel for kernel in profile.kernels[:KERNELS] if kernel.share >= TELLING] or profile.kernels[:1]
+    for kernel in rows:
+        found = next((d for d in waiting if spelling(d.kernel) == spelling(kernel.name)), None)
+        waiting = [one for one in waiting if one is not found]
+        parts.append(f"- {_row(kernel)}" + (f": {told[id(found)]}" if found is not None else ""))
+    return parts + [f"- {_name(one.kernel)}: {told[id(one)]}" for one in waiting]
+
+
+def _row(kernel: KernelTime) -> str:
+    times = f", {kernel.calls} times" if kernel.calls > 1 else ""
+    return f"{_name(kernel.name)} {milliseconds(kernel.seconds)} ({kernel.share:.0%}){times}, {kernel.origin}"
+
+
+def _diagnosis(found: KernelDiagnosis, said: list[str], *, whole: bool) -> str:
+    """Label and gains; of a ``whole`` one with something to gain the evidence, and what to do unless it was ``said``
+    before."""
+    told = f"{found.cause}, at most {found.kernel_gain:.2f}x, {found.program_gain:.2f}x of the call"
+    if found.cause == "none":
+        return f"{told}; {found.evidence}"
+    if not whole or found.program_gain < WORTH_NAMING:
+        return told
+    known = any(found.suggestion in one or (SPLIT in found.suggestion and SPLIT in one) for one in said)
+    return f"{told}; {found.evidence}" + ("" if known else f". Do: {found.suggestion}")
 
 
 def changes(comparison: Comparison, limit: int = 8) -> str:
@@ -102,7 +138,7 @@ def changes(comparison: Comparison, limit: int = 8) -> str:
 
 
 def _name(name: str) -> str:
-    short = short_name(name)
+    short = short_name(name).replace("at::native::", "")
     return (short if len(short) <= LONGEST_NAME else short[: LONGEST_NAME - 1] + "…").replace("|", "/")
 
 

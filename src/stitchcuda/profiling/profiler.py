@@ -153,12 +153,6 @@ def from_recording(
     verdict = judge(line, kernels, device, work)
     cause, evidence = call_cause(line, device)
     diagnoses = rank(counters, kernels, wall, device=device, sass=sass)
-    told = suggestion(line, kernels, device, work)
-    best = suggestions(line, kernels, diagnoses, device=device, work=work, limit=1)
-    if cause != "none":
-        told = _of_the_call(cause, line)
-    elif best and best[0].kernel:
-        told = f"{best[0].change} ({best[0].gain:.2f}x of the whole call at most)"
     return Profile(
         subject=subject,
         source=recording.source,
@@ -168,7 +162,7 @@ def from_recording(
         kernels=kernels[:SHOWN],
         bottleneck=BOTTLENECK_OF[cause] if cause != "none" else verdict.bottleneck,
         evidence=evidence if cause != "none" else verdict.evidence,
-        suggestion=told,
+        suggestion=first_suggestion(line, kernels, diagnoses, device=device, work=work),
         cause=cause if cause != "none" else cause_by_kernels(verdict.bottleneck, diagnoses),
         diagnoses=diagnoses,
         counters=list(counters),
@@ -176,6 +170,25 @@ def from_recording(
         critical_path=found.path,
         remarks=[*found.remarks, *taken.remarks],
     )
+
+
+def first_suggestion(
+    line: Timeline,
+    kernels: Sequence[KernelTime],
+    diagnoses: Sequence[KernelDiagnosis],
+    *,
+    device: Device | None,
+    work: Work | None,
+) -> str:
+    """The one change to try first: for the host or the copies where these bind the call, else the one of the largest
+    predicted gain."""
+    cause, _ = call_cause(line, device)
+    if cause != "none":
+        return _of_the_call(cause, line)
+    best = suggestions(line, kernels, diagnoses, device=device, work=work, limit=1)
+    if best and best[0].kernel:
+        return f"{best[0].change} ({best[0].gain:.2f}x of the whole call at most)"
+    return suggestion(line, kernels, device, work)
 
 
 def cause_by_kernels(bottleneck: Bottleneck, diagnoses: Sequence[KernelDiagnosis]) -> Cause:

@@ -27,6 +27,14 @@ REACHABLE_RATE = 0.8
 WORTH_NAMING = 1.02
 """Predicted gains below this drown in the noise of measuring."""
 
+FASTER_THAN_CORES = 1.25
+"""Products that run so much faster than the measured fp32 rate are on tensor cores already."""
+SPLIT = (
+    "each fp32 operand split into two fp16 parts, three products summed in fp32 (keeps the fp32 class; plain TF32 does"
+    " not)"
+)
+"""How tensor cores give products as accurate as fp32's own (``hardware.model.Ceilings.rate``)."""
+
 FIRST: dict[Cause, tuple[str, str]] = {
     "dram_bandwidth": (
         "move_fewer_bytes",
@@ -58,7 +66,7 @@ FIRST: dict[Cause, tuple[str, str]] = {
     "fma_pipe": ("compute_less", "remove or share arithmetic: hoist what repeats, use packed or narrower types"),
     "no_tensor_cores": (
         "use_tensor_cores",
-        "put the product on tensor cores: the class's own precision, or operands split into fp16 or tf32 parts",
+        f"put the product on tensor cores: {SPLIT}; in fp16 or bf16 where that is the class",
     ),
     "tensor_pipe": (
         "compute_less",
@@ -221,4 +229,16 @@ def _matrix(seconds: dict[Family, float], device: Device | None, work: Work | No
         "bring matrix products and convolutions nearer the measured rate:"
         " another layout or library algorithm, or several small products batched into one"
     )
+    if _off_tensor_cores(spent, device, work):
+        change = f"put matrix products and convolutions on tensor cores: {SPLIT}"
     return [Remedy(change, spent - least / REACHABLE_RATE)]
+
+
+def _off_tensor_cores(spent: float, device: Device | None, work: Work | None) -> bool:
+    """Whether fp32 products took about as long as they do without tensor cores, or longer, and need not."""
+    if device is None or device.ceilings is None or device.target.kind == "cpu":
+        return False
+    if work is None or work.precision != "fp32":
+        return False
+    own = device.ceilings.flops_per_second.get("fp32", 0.0)
+    return own > 0 and device.ceilings.rate("fp32") > own and spent * FASTER_THAN_CORES >= work.flops / own
