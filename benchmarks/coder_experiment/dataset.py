@@ -65,7 +65,10 @@ def prepare(
     cold = _scratch(evaluator, kept["train"], sizes.answers, draw)
     pairs = _improve(evaluator, kept["train"], sizes.improve, draw, baselines)
     cold += pairs
-    fits = lambda row: length(row.answer) <= longest and length(row.prompt) <= longest_prompt  # noqa: E731
+
+    def fits(row: Row) -> bool:
+        return length(row.answer) <= longest and length(row.prompt) <= longest_prompt
+
     cold = [row for row in cold if fits(row)]
     draw.shuffle(cold)
     train = [_ask(task) for task in kept["train"]]
@@ -174,8 +177,8 @@ def load(folder: Path) -> Data | None:
     """Read it; None where it was not made, or not to its end."""
     if not (folder / "facts.json").exists():
         return None
-    facts = json.loads((folder / "facts.json").read_text())
-    rows = {
+    facts: dict[str, Any] = json.loads((folder / "facts.json").read_text())
+    rows: dict[str, Any] = {
         name: [Row.from_json(json.loads(line)) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         for name in ("cold_start", "train", "validation", "test")
     }

@@ -306,7 +306,8 @@ class _Lane:
         self, task: Task, program: Program, build: Built, sets: Sequence[InputSet], repeats: int
     ) -> tuple[dict[str, Any], list[NDArray[np.float32]]]:
         """Launch a program on input sets: the launcher's answer, or one with ``status`` and ``error``; and outputs."""
-        requests, offset = [], 0
+        requests: list[dict[str, Any]] = []
+        offset = 0
         for one in sets:
             count = one.elements(task)
             if one.places is not None:

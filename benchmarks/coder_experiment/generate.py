@@ -128,13 +128,13 @@ class Generator:
         place = self.position[:, None, None, None].expand(-1, shape.groups, 1, shape.head)
         for layer in range(shape.layers):
             x = model.norm(value, model.norms[layer, 0])
-            q, k, v = ((x @ self.weights[n][layer].T).unflatten(-1, (-1, shape.head)) for n in MATRICES[:3])
+            q, k, v = ((x @ self.weights[n][layer].T).view(self.rows, -1, shape.head) for n in MATRICES[:3])
             q, k = rotate(q, cos, sin), rotate(k, cos, sin)
             self.keys[layer].scatter_(2, place, k[:, :, None])
             self.values[layer].scatter_(2, place, v[:, :, None])
             # Queries of one group share its keys: they stand where other models have time.
             mixed = functional.scaled_dot_product_attention(
-                q.unflatten(1, (shape.groups, -1)), self.keys[layer], self.values[layer], attn_mask=mask
+                q.view(self.rows, shape.groups, -1, shape.head), self.keys[layer], self.values[layer], attn_mask=mask
             )
             value = value + mixed.flatten(1) @ self.weights["o"][layer].T
             x = model.norm(value, model.norms[layer, 1])
@@ -153,7 +153,7 @@ class Generator:
 
     def _record(self) -> None:
         try:
-            stream = torch.cuda.Stream()
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.no_grad(), torch.cuda.stream(stream):
                 for _ in range(3):

@@ -246,8 +246,7 @@ def run(machine: Cuda | Cpu, request: dict[str, Any]) -> dict[str, Any]:
                 arguments = (machine.at(name), ctypes.c_uint32(n), *made, machine.count(0))
                 machine.call("changed", SERVICE_GRID, *arguments)
             for name in ("u", "w", "y"):
-                arguments = (machine.at(name, n), ctypes.c_uint32(ZONE), machine.count(1))
-                machine.call("overrun", SERVICE_GRID, *arguments)
+                machine.call("overrun", SERVICE_GRID, machine.at(name, n), ctypes.c_uint32(ZONE), machine.count(1))
             damage.append(machine.read_counts())
             machine.fetch(one["offset"], one["count"], one["places"])
         if request["repeats"]:
@@ -258,12 +257,14 @@ def run(machine: Cuda | Cpu, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _time(machine: Cuda | Cpu, one: dict[str, Any], repeats: int, seconds: float) -> list[list[float]]:
-    """Seconds of each node, ``repeats`` times or until ``seconds`` are over; the output is poisoned before each, which
-    empties most of the L2 cache too."""
+    """Seconds of each node, ``repeats`` times or until ``seconds`` are over. Before each, all that a program may write
+    is poisoned: nothing of an earlier launch can be used, most of the L2 cache is emptied, and the device is busy for
+    longer than it takes to queue the launches, whose time would be measured otherwise."""
     times: list[list[float]] = []
     total = 0.0
     while len(times) < repeats and (len(times) < 2 or total < seconds):
-        machine.poison("y", one["rows"] * one["cols"])
+        for name in ("u", "w", "y"):
+            machine.poison(name, one["rows"] * one["cols"])
         machine.mark(0)
         for at, launch in enumerate(one["launches"]):
             _launch(machine, launch, one)

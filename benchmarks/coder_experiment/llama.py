@@ -166,7 +166,7 @@ class Llama(nn.Module):
         return self.norm(value.float(), self.last_norm)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.shape.head)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, self.shape.head).transpose(1, 2)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:
         """RMS norm, computed in float32."""

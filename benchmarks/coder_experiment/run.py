@@ -382,7 +382,8 @@ def recorded(session: Session, command: Callable[[Session], int]) -> int:
         for part in session.pack():
             say(f"{part.name}: {part.stat().st_size >> 20} MiB")
         say(table(session.folder))
-        say({DONE: "done", LEFT: "something is left; give the same command again"}.get(code, f"ended: {code}"))
+        left = "something is left; give the same command again"
+        say("done" if code == DONE else left if code == LEFT else f"ended: {code}")
 
 
 if __name__ == "__main__":

@@ -121,7 +121,10 @@ def cpp(program: Program) -> str:
 
 def launch(node: Own, rows: int, cols: int) -> Launch:
     """Blocks and threads for a matrix of ``rows`` x ``cols``."""
-    up = lambda total, part: max(1, -(-total // part))  # noqa: E731
+
+    def up(total: int, part: int) -> int:
+        return max(1, -(-total // part))
+
     if node.kind == "tile":
         return Launch((up(cols, 32), up(rows, 32)), (32, 8))
     if node.kind == "elem":

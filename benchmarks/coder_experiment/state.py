@@ -137,7 +137,9 @@ def unpack(parts: Path, state: Path) -> None:
         return
     state.mkdir(parents=True, exist_ok=True)
     with tarfile.open(fileobj=io.BytesIO(b"".join(path.read_bytes() for path in found)), mode="r:gz") as tar:
-        tar.extractall(state, filter="data")
+        # What says that all is there comes last.
+        members = sorted(tar.getmembers(), key=lambda member: member.name == "config.json")
+        tar.extractall(state, members, filter="data")
 
 
 def _tar(state: Path, files: Iterable[Path]) -> bytes:
