@@ -81,3 +81,6 @@ def test_units_suit_the_size() -> None:
     assert "3 of 10 candidates" in told
     assert "100 of 1,000 tokens" in told
     assert "$0.10 of $0.50" in told
+    told = spent_text(Spent(input_tokens=100, requests=2), limits, paid=True)
+    assert "price unknown" in told
+    assert "$" not in told

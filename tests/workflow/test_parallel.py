@@ -243,3 +243,20 @@ def test_an_idea_that_cannot_win_any_more_is_left_out_and_that_is_said(tmp_path:
     notices = [e.text for e in ear.events if isinstance(e, events.Notice)]
     assert any("left out 'b': it can reach 1.25x eager at most" in text for text in notices)
     assert go(folder, ToyMind([ideas], {}), settings=settings, bench=Known(), resumed=True).attempts == 1
+
+
+def test_what_a_turn_pays_is_seen_before_the_turn_is_over(tmp_path: Path) -> None:
+    folder, ear = new_folder(tmp_path, SETTINGS), Ear()
+    mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["correct 1.2"], "b/one": ["correct 1.1"]})
+    with Journal.open(folder.path) as journal:
+
+        def pay(what: str) -> None:
+            if what.startswith("code"):
+                key = RequestKey(node=journal.node, role="coder", ordinal=0, request_hash=what)
+                journal.append(ReplyRecord(key=key, reply={}, input_tokens=90, output_tokens=10))
+
+        mind.before = pay
+        go(folder, mind, settings=SETTINGS, journal=journal, ear=ear)
+    first = next(n for n, event in enumerate(ear.events) if isinstance(event, events.AttemptFinished))
+    seen = [event.spent.requests for event in ear.events[:first] if isinstance(event, events.SpentSoFar)]
+    assert max(seen) >= 1

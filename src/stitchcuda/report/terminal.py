@@ -81,7 +81,8 @@ def spent_text(spent: Spent, limits: Limits | None, *, paid: bool) -> str:
         tokens = spent.input_tokens + spent.output_tokens
         parts.append(f"{spent.requests} requests")
         parts.append(of(f"{tokens:,}", f"{limits.tokens:,}", limits.tokens) + " tokens")
-        parts.append(of(f"${spent.usd:.2f}", f"${limits.usd:.2f}", limits.usd))
+        unknown = spent.requests > 0 and spent.usd == 0
+        parts.append("price unknown" if unknown else of(f"${spent.usd:.2f}", f"${limits.usd:.2f}", limits.usd))
     return ", ".join(parts)
 
 
@@ -278,7 +279,7 @@ class TerminalView:
             self.console.file.flush()
 
     def _screen(self) -> RenderableType:
-        self._spinner.update(text=Text(self._state))
+        self._spinner.update(text=Text(self._state, overflow="ellipsis", no_wrap=True))
         rows: list[RenderableType] = [Text(self._title, style="bold"), self._spinner]
         if self._stock:
             rows.append(Text("stock: " + ", ".join(f"{n} {seconds_text(s)}" for n, s in self._stock.items())))

@@ -322,6 +322,7 @@ class Machine:
             best_score=self.search.best.score if self.search.best else 0.0,
             nodes=frozenset(self.nodes),
             elapsed=self.elapsed,
+            candidates=self.candidates,
         )
         count = len(self._branches)
         turns = [

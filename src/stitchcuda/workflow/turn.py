@@ -73,6 +73,8 @@ class Round:
     """Nodes of before this round: replies that belong to them are paid and counted."""
     elapsed: float
     """Seconds that the run took before this round."""
+    candidates: int = 0
+    """Of before this round."""
     over: str = ""
     """Once set, turns end before their next program, and why."""
     abandoned: threading.Event = field(default_factory=threading.Event)
@@ -154,8 +156,12 @@ class Turn:
         self._say_state()
 
     def _say_state(self) -> None:
-        event = events.StateEntered(self._state, self.lane.node, self._detail, self.lane.replaying)
-        self.shared.instruments.emit(event)
+        shared = self.shared
+        shared.instruments.emit(events.StateEntered(self._state, self.lane.node, self._detail, self.lane.replaying))
+        # For whoever looks on: what all turns have paid so far. Limits are held against what each turn knows.
+        seconds = shared.elapsed + self.lane.elapsed
+        spent = Spent.of(shared.journal.replies, iterations=shared.candidates, seconds=seconds)
+        shared.instruments.emit(events.SpentSoFar(spent))
 
     def _cut(self) -> bool:
         """The search is over; what this turn did so far counts."""
