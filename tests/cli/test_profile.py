@@ -45,6 +45,8 @@ def test_one_profile_in_all_its_forms_and_compared_with_the_task(home: Path, cac
     [
         (("small.py", "--source", "perf"), "unknown source 'perf'"),
         (("small.py", "--compare"), "needs a PROGRAM"),
+        (("small.py", "good.py", "--compare", "--before", "small.py"), "give one of them"),
+        (("small.py", "--json", "--digest"), "two forms of one answer"),
         (("small.py", "--before", "small.py"), "is no Profile"),
         (("small.py", "--before", "binary"), "binary is no Profile"),
     ],

@@ -9,6 +9,7 @@ import pytest
 
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.evaluation.build_tools import find_nvcc
+from stitchcuda.evaluation.jail import jail
 from stitchcuda.profiling.sass import KernelSass, bare_name, find_cuobjdump, parse, precision, read, unproven
 
 SOURCE = r"""
@@ -133,6 +134,26 @@ def test_a_file_without_machine_code_is_refused(tmp_path: Path, kernels: dict[st
     (tmp_path / "x").write_text("no code")
     with pytest.raises(ProfilerError, match="cannot read"):
         read(tmp_path / "x")
+    with pytest.raises(ProfilerError, match="cannot be read: No such file"):
+        read(tmp_path / "none")
+
+
+@pytest.mark.skipif(not jail().level, reason="nothing can be confined here")
+def test_what_reads_a_programs_binary_sees_no_other_file(tmp_path: Path) -> None:
+    """The tool is confined: a binary that takes it over finds nothing."""
+    for name in ("tool/bin", "home", "built"):
+        (tmp_path / name).mkdir(parents=True)
+    secret, tool = tmp_path / "home" / "secret", tmp_path / "tool" / "bin" / "cuobjdump"
+    secret.write_text("planted")
+    (tmp_path / "built" / "k.so").write_text("code")
+    tool.write_text(
+        f"#!/bin/sh\ntest -r {secret} && exit 3\necho x > {tmp_path}/made && exit 4\ntest -r $2 || exit 5\n"
+        "echo 'Function : k'; echo '        /*0010*/   FFMA R1, R2, R3, R4 ;'\n"
+    )
+    tool.chmod(0o755)
+    (kernel,) = read(tmp_path / "built" / "k.so", tool)
+    assert (kernel.name, kernel.ffma) == ("k", 1)
+    assert not (tmp_path / "made").exists()
 
 
 @pytest.mark.parametrize(

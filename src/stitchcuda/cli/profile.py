@@ -43,6 +43,7 @@ def profile(
             " out perf's counters and the compiler's report on loops.",
         ),
     ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds that each recording may take.")] = 240.0,
     compare: Annotated[
         bool, typer.Option("--compare", help="Profile the task too, and say what the program changed.")
     ] = False,
@@ -50,7 +51,7 @@ def profile(
         Path | None, typer.Option(help="Compare with this Profile, as --json printed it.", dir_okay=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the Profile as one JSON object.")] = False,
-    digest: Annotated[bool, typer.Option("--digest", help="Print what an agent sees: a few hundred tokens.")] = False,
+    digest: Annotated[bool, typer.Option("--digest", help="Print it for an agent: a few hundred tokens.")] = False,
     html: Annotated[
         Path | None, typer.Option(help="Write a page with timeline and roofline here.", dir_okay=False)
     ] = None,
@@ -77,13 +78,17 @@ def profile(
         raise StitchError(f"unknown source '{source}'; use auto, nsys or kineto")
     if compare and program is None:
         raise StitchError("--compare needs a PROGRAM to compare with the task; give one, or use --before FILE")
+    if compare and before is not None:
+        raise StitchError("--compare and --before FILE both say what to compare with; give one of them")
+    if as_json and digest:
+        raise StitchError("--json and --digest are two forms of one answer; give one of them")
     written = load_program(program) if program is not None else None
     earlier = _read(before) if before is not None else None
     title = task + (f" with {program}" if program is not None else "")
     with open_session(task, target=target, root=root, precision=precision) as session:
         if compare:
-            earlier = _measure(session, None, source, 0, keep=False).profile
-        found = _measure(session, written, source, counters, keep=keep is not None)
+            earlier = _measure(session, None, source, 0, timeout, keep=False).profile
+        found = _measure(session, written, source, counters, timeout, keep=keep is not None)
         if html is not None:
             from stitchcuda.report.profile_html import page
 
@@ -109,7 +114,9 @@ def profile(
     _print(found.profile, earlier, title, as_json=as_json, as_digest=digest, top=top)
 
 
-def _measure(session: Session, program: Program | None, source: str, counters: int | None, *, keep: bool) -> Profiled:
+def _measure(
+    session: Session, program: Program | None, source: str, counters: int | None, timeout_s: float, *, keep: bool
+) -> Profiled:
     from typing import cast
 
     from stitchcuda.compute.folders import data_folder
@@ -133,6 +140,7 @@ def _measure(session: Session, program: Program | None, source: str, counters: i
         counters=int(session.device.target.kind == "cpu") if counters is None else counters,
         flops=flops,
         keep=keep,
+        timeout_s=timeout_s,
     )
 
 

@@ -235,7 +235,7 @@ def failure_of(done: Confined, otherwise: str) -> str:
     if error := _error(done.printed):
         return f"the profiled subject failed: {error[:300]}"
     if done.codes and done.codes[-1] is None:
-        return "profiling took too long and was stopped; allow more seconds"
+        return "profiling took too long and was stopped; allow more seconds (--timeout of 'stitchcuda profile')"
     return otherwise
 
 

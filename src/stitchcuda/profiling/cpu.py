@@ -16,7 +16,16 @@ from pathlib import Path
 
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.hardware.model import Device
-from stitchcuda.profiling.capture import ANSWER, CONTROL, Subject, driver_command, failure_of, levels, readable_for
+from stitchcuda.profiling.capture import (
+    ANSWER,
+    CONTROL,
+    TIMEOUT_S,
+    Subject,
+    driver_command,
+    failure_of,
+    levels,
+    readable_for,
+)
 from stitchcuda.profiling.confinement import WORK, Confined, run_confined
 from stitchcuda.profiling.model import Bottleneck, Processor
 from stitchcuda.profiling.rules import milliseconds
@@ -42,7 +51,6 @@ LOW_IPC = 0.8
 """Instructions a cycle below which a core mostly waits; a core that computes reaches 2 and more."""
 MISPREDICTED = 0.05
 """Branches mispredicted from which control flow costs."""
-TIMEOUT_S = 120.0
 
 PERMISSION = (
     "the kernel refuses performance counters to this user; run 'sysctl kernel.perf_event_paranoid=2' as root, or start"

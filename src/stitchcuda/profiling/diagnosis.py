@@ -143,7 +143,7 @@ def suggestions(
         for remedy in remedies(timeline, kernels, device, work)
     ]
     found += [
-        Suggestion(f"{one.kernel[:80]}: {one.suggestion}", one.program_gain, one.evidence, one.kernel)
+        Suggestion(f"{function_name(one.kernel)[:80]}: {one.suggestion}", one.program_gain, one.evidence, one.kernel)
         for one in diagnoses
         if one.cause != "none"
     ]

@@ -18,6 +18,8 @@ DEVICE: dict[str, OpKind] = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_mems
 API = ("cuda_runtime", "cuda_driver")
 RANGES = ("user_annotation", "cpu_op")
 PROFILERS_OWN = ("ProfilerStep", "PyTorch Profiler", "Iteration Start")
+LATEST = 1 << 62
+"""Nanoseconds; no clock shows as much."""
 _DIRECTION = re.compile(r"\b([HDPA])to([HDPA])\b")
 
 Event = dict[str, Any]
@@ -58,6 +60,8 @@ def _add(found: Recording, event: Event) -> bool:
         end = start + round(float(event.get("dur", 0)) * 1000)
     except (KeyError, TypeError, ValueError, OverflowError):
         return False
+    if not -LATEST < start <= end < LATEST:
+        return False
     thread = _number(event.get("tid"))
     if category in DEVICE:
         found.ops.append(_device(DEVICE[category], clipped(name), start, end, arguments))
@@ -74,7 +78,7 @@ def _add(found: Recording, event: Event) -> bool:
 
 
 def _device(kind: OpKind, name: str, start: int, end: int, arguments: Event) -> DeviceOp:
-    direction = _DIRECTION.search(name)
+    direction = _DIRECTION.search(name) if kind == "copy" else None
     grid, block = _three(arguments.get("grid")), _three(arguments.get("block"))
     # A graph's nodes carry its number.
     graph = _number(arguments.get("graph node id")) > 0 or _number(arguments.get("graph id")) > 0
@@ -86,7 +90,7 @@ def _device(kind: OpKind, name: str, start: int, end: int, arguments: Event) -> 
         _number(arguments.get("stream")),
         _number(arguments.get("correlation"), -1),
         _number(arguments.get("bytes")),
-        direction[0] if direction and kind == "copy" else "",
+        direction[0] if direction else "",
         kind == "copy" and "Pageable" in name,
         graph,
         grid,

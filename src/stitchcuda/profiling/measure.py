@@ -10,7 +10,7 @@ from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
 from stitchcuda.evaluation.telemetry import own_names
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling import cpu, loops, sass
-from stitchcuda.profiling.capture import Source, Subject, record
+from stitchcuda.profiling.capture import TIMEOUT_S, Source, Subject, record
 from stitchcuda.profiling.counting import Counted, count
 from stitchcuda.profiling.leaks import leaks
 from stitchcuda.profiling.model import Profile
@@ -44,14 +44,16 @@ def measure(
     counters: int = 0,
     flops: float = 0.0,
     keep: bool = False,
+    timeout_s: float = TIMEOUT_S,
 ) -> Profiled:
     """Profile a reference, or ``program`` in its built form, whose library has ``kernels`` (their symbols).
 
     ``counters``: so many of the longest kernels are also replayed under Nsight Compute. On a cpu target any number but
     0 has perf count whole calls, and the compiler report the loops of ``program``. Where that cannot be, a remark says
-    why. ``flops`` of a call, where they are known. Raises ToolMissing or ProfilerError as ``capture.record``.
+    why. ``flops`` of a call, where they are known. ``timeout_s`` bounds each recording. Raises ToolMissing or
+    ProfilerError as ``capture.record``.
     """
-    taken = record(subject, source)
+    taken = record(subject, source, timeout_s=timeout_s)
     own = own_names(program, kernels) if program is not None else frozenset[str]()
     facts, precision = subject.facts or taken.facts, subject.task.precision
     which = "program" if program is not None else "reference"
@@ -81,11 +83,13 @@ def measure(
                 code = _machine_code(subject.folder, taken.remarks)
                 if counted.report is not None:
                     files["rep.ncu-rep"] = counted.report
+            else:
+                taken.remarks.append(f"without counters: no kernel takes {COUNTED_SHARE:.0%} of the device's time")
         except (ToolMissing, ProfilerError) as error:
             taken.remarks.append(f"without counters: {error}")
         profile = summary(counted)
     elif counters:
-        profile = of_the_processor(profile, subject, device, program)
+        profile = of_the_processor(profile, subject, device, program, timeout_s=timeout_s)
     if taken.confinement != "full":
         taken.remarks.append(f"confined {taken.confinement}")
         profile = profile.model_copy(update={"remarks": [*profile.remarks, taken.remarks[-1]]})
@@ -94,7 +98,9 @@ def measure(
     return Profiled(profile, taken.recording, work, files)
 
 
-def of_the_processor(profile: Profile, subject: Subject, device: Device, program: Program | None) -> Profile:
+def of_the_processor(
+    profile: Profile, subject: Subject, device: Device, program: Program | None, *, timeout_s: float = TIMEOUT_S
+) -> Profile:
     """The Profile with perf's counters and the compiler's report on loops; why one is not there is a remark.
 
     A label by counters stands for the call only where its operators tell none.
@@ -102,7 +108,7 @@ def of_the_processor(profile: Profile, subject: Subject, device: Device, program
     found: dict[str, object] = {}
     remarks = list(profile.remarks)
     try:
-        processor = cpu.count(subject, device)
+        processor = cpu.count(subject, device, timeout_s=timeout_s)
         found["processor"] = processor
         if profile.bottleneck == "unknown" != processor.bottleneck:
             found |= {"bottleneck": processor.bottleneck, "evidence": processor.evidence}

@@ -224,7 +224,7 @@ def least_bytes(facts: TaskFacts, precision: Precision) -> float:
     parameter = 2 if precision in ("fp16", "bf16") else 4
     tensors = [tensor for tensor in (*facts.inputs, *facts.outputs) if isinstance(tensor, TensorFacts)]
     moved = sum(math.prod(tensor.shape) * ITEM_BYTES.get(tensor.dtype, 4) for tensor in tensors)
-    return float(moved + facts.parameters * parameter)
+    return float(min(moved + facts.parameters * parameter, 1 << 62))
 
 
 def _seconds(value: float) -> float:

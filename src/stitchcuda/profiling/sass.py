@@ -6,12 +6,15 @@ and how often, is for counters (``profiling.ncu``).
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,11 +23,14 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from stitchcuda.errors import ProfilerError, ToolMissing
+from stitchcuda.evaluation.jail import jail
 
 Technique = Literal["tensor_cores", "wgmma", "vector_loads", "async_copy", "tma", "no_spills", "warp_shuffles"]
 
 FOLDERS = ("/usr/local/cuda/bin", "/usr/local/cuda-*/bin")
 TIMEOUT_S = 120
+MOST_TEXT = 1 << 28
+"""Bytes of a listing that are read."""
 
 _FUNCTION = re.compile(r"^\s*Function : (\S+)\s*$")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@(!?U?P[0-9T]+)\s+)?([A-Z][A-Za-z0-9_.]*)")
@@ -131,8 +137,14 @@ def read(binary: Path, cuobjdump: Path | None = None) -> list[KernelSass]:
     Raises ToolMissing without cuobjdump or nvdisasm, ProfilerError when the file holds no machine code it can read.
     """
     tool = cuobjdump or find_cuobjdump()
-    listing = _run(tool, "-sass", binary)
-    kernels = parse(listing, _run(tool, "-res-usage", binary))
+    with tempfile.TemporaryDirectory(prefix="stitchcuda-sass-") as folder:
+        copy = Path(folder).resolve() / "binary"
+        try:
+            shutil.copyfile(binary, copy)
+        except OSError as error:
+            raise ProfilerError(f"{binary} cannot be read: {error.strerror}") from None
+        listing = _run(tool, "-sass", copy, binary)
+        kernels = parse(listing, _run(tool, "-res-usage", copy, binary))
     if not kernels:
         raise ProfilerError(f"{binary} holds no machine code of a GPU; build it with -arch=sm_NN, not as PTX alone")
     return kernels
@@ -243,27 +255,48 @@ def _width(opcode: str) -> int:
     return _NARROW.get(found[-1], 0) or int(found[-1]) if found else 32
 
 
-def _run(tool: Path, option: str, binary: Path) -> str:
-    path = os.pathsep.join((str(tool.resolve().parent), str(tool.parent), os.environ.get("PATH", os.defpath)))
-    try:
-        done = subprocess.run(
-            [str(tool), option, str(binary)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
-            env={"PATH": path, "LANG": "C.UTF-8"},
-        )
-    except subprocess.TimeoutExpired:
-        raise ProfilerError(f"cuobjdump took longer than {TIMEOUT_S} s over {binary}") from None
-    except OSError as error:
-        raise ToolMissing(f"{tool} cannot be started: {error}") from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).strip()
+def _run(tool: Path, option: str, copy: Path, binary: Path) -> str:
+    """What the tool prints of ``copy``, confined as compilers are: whoever wrote a Program wrote what is in it.
+
+    ``binary`` is its name for people.
+    """
+    places = (str(tool.resolve().parent), str(tool.parent))
+    work = copy.parent
+    confined = jail().command(
+        [str(tool), option, str(copy)], work=work, cwd=work, roots=(*places, *(str(Path(p).parent) for p in places))
+    )
+    environment = {
+        "PATH": os.pathsep.join((*places, os.environ.get("PATH", os.defpath))),
+        "LANG": "C.UTF-8",
+        "HOME": str(work),
+        "TMPDIR": str(work),
+    }
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                confined,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ToolMissing(f"{tool} cannot be started: {error}") from None
+        try:
+            code = process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise ProfilerError(f"cuobjdump took longer than {TIMEOUT_S} s over {binary}") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        output.seek(0)
+        said = output.read(MOST_TEXT).decode("utf-8", "replace")
+    if code:
         if "nvdisasm" in said:
             raise ToolMissing(
                 "cuobjdump needs nvdisasm beside it; pip install nvidia-cuda-nvdisasm or the CUDA toolkit"
             )
-        raise ProfilerError(f"cuobjdump cannot read {binary}: {said[-300:] or f'exit code {done.returncode}'}")
-    return done.stdout
+        raise ProfilerError(f"cuobjdump cannot read {binary}: {said.strip()[-300:] or f'exit code {code}'}")
+    return said
