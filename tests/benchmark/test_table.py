@@ -50,6 +50,13 @@ def test_a_mixture_is_said_before_any_number() -> None:
     assert table.index("Several devices took part") < table.index("## Summary")
 
 
+def test_programs_of_the_recipes_beside_a_model_are_told_apart() -> None:
+    records = [record("a", 1.5, author="recipes"), record("b", 2.0, author="openai:x"), record("c", author="")]
+    assert "Of 2 accepted programs 1 are not the model's but the recipes'" in markdown(sweep(records, model="openai:x"))
+    assert "not the model's" not in markdown(sweep(records[1:], model="openai:x"))
+    assert "not the model's" not in markdown(sweep(records[:1]))
+
+
 def test_an_unfinished_sweep_says_what_is_missing_and_why() -> None:
     table = markdown(sweep([record("a", 1.5)], still_open={"b.0": "the model gave no answer"}))
     assert "- incomplete: 1 of 2 items are done" in table

@@ -310,3 +310,15 @@ def test_a_plan_that_was_edited_wrongly_is_shown_again(tmp_path: Path) -> None:
 def _idea_data(name: str) -> object:
     written: Idea = idea(name)
     return written.model_dump(mode="json")
+
+
+def test_the_result_says_who_wrote_the_best_program(tmp_path: Path) -> None:
+    seed = idea("seed")
+    seed = seed.model_copy(update={"steps": [step.model_copy(update={"recipes": ["r"]}) for step in seed.steps]})
+    authors = []
+    for name, speedups in (("a", ("1.5", "1.2")), ("b", ("1.2", "1.5"))):
+        table = {"seed/one": [f"correct {speedups[0]}"], "own/one": [f"correct {speedups[1]}"]}
+        (tmp_path / name).mkdir()
+        result = go(new_folder(tmp_path / name, config()), ToyMind([[seed, idea("own")]], table, paid=True))
+        authors.append(result.author)
+    assert authors == ["recipes", "toy"]

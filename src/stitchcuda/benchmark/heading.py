@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from stitchcuda.benchmark.folder import Sweep, unique
 from stitchcuda.benchmark.model import Record
+from stitchcuda.workflow.config import RECIPES
 
 STOCK = {
     "eager": "eager",
@@ -61,6 +62,12 @@ def warnings(sweep: Sweep) -> list[str]:
         told.append("Several precision classes took part; each speedup is over stock options of its own class.")
     if len(set(_of(records, "torch"))) > 1:
         told.append("Several versions of torch took part.")
+    solved = [r for r in records if r.solved]
+    if sweep.config.model != RECIPES and (theirs := sum(r.author == RECIPES for r in solved)):
+        told.append(
+            f"Of {len(solved)} accepted programs {theirs} are not the model's but the recipes', which stand beside it; "
+            "--ablate recipes measures the model alone."
+        )
     if sweep.open:
         told.append(f"Not done, and not counted in any number below: {len(sweep.open)} of {len(sweep.items)} items.")
     return told

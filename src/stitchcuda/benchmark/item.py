@@ -131,6 +131,7 @@ def read_record(item: Item, run: RunFolder, folder: Path) -> Record:
         seed=item.seed,
         status=result.status,
         message=result.message,
+        author=result.author,
         precision=result.precision,
         mode=("train" if prepared.facts.training else "eval") if prepared else None,
         programs=programs,

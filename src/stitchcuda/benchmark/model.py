@@ -166,6 +166,7 @@ class Record(BaseModel):
     seed: int = 0
     status: Ending
     message: str = ""
+    author: str = Field(default="", description="who wrote the accepted program: 'recipes', or the model")
     tier: Tier | None = Field(default=None, description="of the numbers below; None without a correct program")
     precision: Precision | None = None
     mode: Literal["train", "eval"] | None = None

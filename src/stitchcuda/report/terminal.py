@@ -180,7 +180,9 @@ def result_lines(result: Result, profile: Profile | None) -> list[str]:
         met = "met" if result.target_met else "not met"
         lines.append(f"target            {result.target_speedup:g}x over the best stock option: {met}")
     lines.append(f"mind              {result.mind}; {spent_text(result.spent, None, paid=result.spent.requests > 0)}")
-    if result.stopped:
+    if result.author not in ("", result.mind):
+        lines.append(f"written by        {result.author}")
+    if result.stopped and result.status != "no_rewrite":  # which says why already
         lines.append(f"search ended      {result.stopped}")
     if result.best:
         lines.append(f"best program      {result.best}")

@@ -117,7 +117,9 @@ def _sentence(task: Task, error: dict[str, Any], limit: int) -> str:
             f"task {task.name} needs at least {_size(error['needed'])} for weights and inputs, but "
             f"{_size(error['available'])} is available; make it smaller or use a larger machine"
         )
-    where = f" at line {error['line']} ({error['code']})" if error["line"] else ""
+    # A line that raises says in its own way what the error says.
+    code = "" if error["code"].startswith("raise ") else f" ({error['code']})"
+    where = f" at line {error['line']}{code}" if error["line"] else ""
     said = f": {error['text']}" if error["text"] else ""
     if error["kind"] == "allocation":
         return (

@@ -97,6 +97,7 @@ class Machine:
         self._known: dict[str, Evaluation] = {}
         self._branches: list[Branch] = []
         self._confirmed: tuple[Trial, Evaluation] | None = None
+        self._recipes_ideas: set[str] = set()
 
     # The machine.
 
@@ -236,6 +237,7 @@ class Machine:
         if planned.plan is None:
             return self._stop(planned.budget)
         self.plan = planned.plan
+        self._recipes_ideas |= {idea.name for idea in self.plan.ideas if idea.by_recipes}
         self.instruments.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))
         if not self.plan.ideas:
             return self._stop(f"the Planner has no idea: {self.plan.summary}")
@@ -405,6 +407,7 @@ class Machine:
             task=self.task,
             device=self.device,
             mind=self.mind.name,
+            author=self._author(best),
             run=self.folder.path,
             best=best,
             stock=self.stock,
@@ -418,6 +421,12 @@ class Machine:
         self.folder.save_summary(self.result)
         self.instruments.emit(events.RunFinished(self.result, self.reference))
         return State.DONE
+
+    def _author(self, best: Best | None) -> str:
+        """Who wrote it: beside a model, recipes and whoever gave a program to start from may."""
+        if best is not None and best.number == 0:
+            return "given"
+        return "recipes" if best is not None and best.idea in self._recipes_ideas else self.mind.name
 
     # Bookkeeping.
 

@@ -47,6 +47,9 @@ class Result(BaseModel):
     run: str = Field(description="the run folder")
     best: str | None = Field(default=None, description="folder of the best program")
     number: int | None = Field(default=None, description="the best program's number under programs/")
+    author: str = Field(
+        default="", description="who wrote the best program: the mind, 'recipes' beside a model, or 'given' (--from)"
+    )
     tier: Tier | None = Field(default=None, description="tier of the figures below")
     over_best: float | None = Field(default=None, description="speedup over the best stock option: the headline")
     speedup: dict[str, float] = Field(default_factory=dict, description="over each stock option, and 'over_best'")

@@ -23,6 +23,8 @@ class Ending:
     task: Task
     device: Device
     mind: str
+    author: str
+    """Who wrote the best program."""
     run: Path
     best: Best | None
     """The best program that held in the final check."""
@@ -67,6 +69,7 @@ def sum_up(ending: Ending) -> Result:
         update={
             "best": str(ending.run / "best"),
             "number": ending.best.number,
+            "author": ending.author,
             "tier": evaluation.tier,
             "over_best": evaluation.speedup.get("over_best"),
             "speedup": dict(evaluation.speedup),
