@@ -129,6 +129,8 @@ def _facts(result: Result) -> str:
         told.append(("own kernels", f"{result.census.own:.0%} of the time ({result.census.label})"))
     if result.sol is not None:
         told.append(("speed of light", f"{result.sol.fraction:.0%} of the {result.sol.binds} bound"))
+    if result.author not in ("", result.mind):
+        told.append(("written by", result.author))
     told.append(("used", spent_text(result.spent, None, paid=result.spent.requests > 0)))
     if result.labels:
         told.append(("labels", ", ".join(result.labels)))
