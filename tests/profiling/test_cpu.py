@@ -87,6 +87,7 @@ def test_what_the_machine_does_not_count_is_missing_not_zero() -> None:
     )
     assert events == {"task-clock": 12.5, "page-faults": 7}
     assert missing == ["cycles", "context-switches"]
+    assert parse("inf;;cycles;;\nnan;;instructions;;\n-1;;branches;;") == ({}, ["cycles", "instructions", "branches"])
     assert parse("3;;context-switches;1;100.00;;\n") == ({"context-switches": 3}, [])
     found = judged(events, missing, wall_seconds=5e-3, calls=1, device=CPU)
     assert found.bottleneck == "unknown"

@@ -9,10 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.errors import ProfilerError, StitchError, ToolMissing
-from stitchcuda.hardware.detect import detect
+from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.profiling.counting import count
-from stitchcuda.profiling.measure import measure
 from stitchcuda.profiling.metrics import SECTIONS, WANTED
 from stitchcuda.profiling.ncu import command, explain, find_ncu, function_name, longest
 from tests.profiling.counters import counters
@@ -156,15 +154,3 @@ def test_a_kernel_that_the_others_crowded_out_is_asked_for_again(stand_in: Stand
     stand_in.does("open(log, 'w').write(TABLE if '|' in name else TABLE.replace('f()', name[8:-2] + '()'))")
     got = count(subject(kind="cuda"), ["void f<int>(int)", "rare(int)"])
     assert sorted(kernel.name for kernel in got.kernels) == ["f()", "rare()"]
-
-
-@pytest.mark.gpu
-def test_counters_of_a_real_kernel() -> None:
-    try:
-        find_ncu()
-        device = detect("cuda")
-    except StitchError as error:
-        pytest.skip(str(error))
-    found = measure(subject(kind="cuda"), device, counters=1)
-    assert found.profile.counters, found.profile.remarks
-    assert found.profile.counters[0].metrics["launch__sm_count"] > 0

@@ -8,6 +8,7 @@ from ``profiling.loops``.
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -43,6 +44,8 @@ EVENTS = (
 )
 """Events that every kernel names; what the machine lacks is left out of the answer."""
 TABLE = "events.csv"
+MOST = 1e18
+"""No count of a few calls is as large: the table lies where the subject could write it."""
 LINE_BYTES = 64
 """What a cache miss fetches."""
 MISSES_MATTER = 0.40
@@ -84,7 +87,7 @@ def count(subject: Subject, device: Device, *, timeout_s: float = TIMEOUT_S) -> 
     try:
         told = json.loads(done.files["result.json"])
         wall, calls = float(told["wall"]), int(told["calls"])
-    except (KeyError, TypeError, ValueError, RecursionError):
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
         wall, calls = 0.0, 0
     if not done.ok or not 0 < wall < 1e9 or not 0 < calls < 1e9:
         last = (done.printed.strip().splitlines() or ["it printed nothing"])[-1]
@@ -130,8 +133,12 @@ def parse(text: str) -> tuple[dict[str, float], list[str]]:
             missing.append(name)
             continue
         try:
-            events[name] = float(parts[0].replace(",", "."))
+            value = float(parts[0].replace(",", "."))
         except ValueError:
+            value = math.nan
+        if 0 <= value < MOST:
+            events[name] = value
+        else:
             missing.append(name)
     return events, missing
 

@@ -58,7 +58,8 @@ def digest(profile: Profile) -> str:
 
 def _counts(profile: Profile) -> str:
     line = profile.timeline
-    counts = [f"{line.launches} launches"]
+    # Only the timeline of a device tells the sum over its operations.
+    counts = [f"{line.launches} {'launches' if line.device_seconds > 0 else 'kernels or operators'}"]
     for number, what in (
         (line.graph_launches, "CUDA graphs"),
         (line.synchronisations if line.synchronisations > USUAL_WAITS else 0, "waits for the device"),
