@@ -40,6 +40,7 @@ def test_pooled_and_largest_values_join_their_rows(tmp_path: Path, monkeypatch: 
         "return F.max_pool1d(a, 3, padding=1).sum(1)",
         "return F.max_pool1d(a, 2, ceil_mode=True).sum(1)",
         "return F.max_pool1d(a, 8).sum(1)",
+        "x = F.max_pool1d(a.unsqueeze(1), 2)\na.add_(1)\nreturn x.squeeze(1).sum(1)",
     ],
 )
 def test_what_needs_indices_or_overlapping_windows_is_left_alone(forward: str) -> None:

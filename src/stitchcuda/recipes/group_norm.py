@@ -81,7 +81,9 @@ class GroupNorm(Recipe):
         if cut is None or value.numel() * 4 < LARGE or rows * row >= 2**40 or row >= 2**30:
             return
         team, teams, items = cut
-        bias = _bias_of(norm.source) if norm.source.users.keys() == {(norm.before or [norm.node])[0]} else None
+        alone = norm.source.users.keys() == {(norm.before or [norm.node])[0]}
+        steady = norm.source.meta.get("segment") == norm.node.meta.get("segment")
+        bias = _bias_of(norm.source) if alone and steady else None
         passes = 1 + 2 * (len(norm.before) + len(norm.after)) + (2 if bias is not None else 0)
         passes += 2 if norm.mean is not None else 0
         launches = 1 + len(norm.before) + len(norm.after)

@@ -74,9 +74,10 @@ class PlainMaxima(Recipe):
         if len(node.users) != 1 or not isinstance(source, fx.Node):
             return
         user = next(iter(node.users))
-        # A dimension that is put in for the pool and taken out again goes with it.
+        # A dimension put in for the pool and taken out again goes with it, unless what is pooled changes meanwhile.
         if (
-            op_name(source) == "unsqueeze"
+            user.meta.get("segment") == node.meta.get("segment")
+            and op_name(source) == "unsqueeze"
             and source.args[1] == 1
             and user.target is aten.squeeze.dim
             and user.args[1] == 1

@@ -32,7 +32,8 @@ class PoolFirst(Recipe):
             activation = pool.args[0]
             if not isinstance(activation, fx.Node) or op_name(activation) not in MONOTONE:
                 continue
-            if len(activation.users) != 1 or not self._rises(activation):
+            steady = activation.meta.get("segment") == pool.meta.get("segment")
+            if len(activation.users) != 1 or not steady or not self._rises(activation):
                 continue
             self._swap(rewriter, pool, activation)
 
@@ -47,7 +48,8 @@ class PoolFirst(Recipe):
         assert before is not None
         assert after is not None
         first = rewriter.aten(pool.target, source, *pool.args[1:], before=pool, **pool.kwargs)
-        if op_name(source) in CONVOLUTIONS and rewriter.target == "cuda" and len(source.users) == 2:
+        steady = source.meta.get("segment") == pool.meta.get("segment")
+        if op_name(source) in CONVOLUTIONS and rewriter.target == "cuda" and len(source.users) == 2 and steady:
             first = self._pull_bias(rewriter, source, first, pool)
         last = rewriter.aten(activation.target, first, *activation.args[1:], before=pool, **activation.kwargs)
         for node in (first, last):

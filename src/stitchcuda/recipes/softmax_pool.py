@@ -104,7 +104,8 @@ class SoftmaxPool(Recipe):
         if name in rewriter.disabled:
             return
         bias = None
-        if op_name(x) in CONVOLUTIONS and x.users.keys() == {node} and not x.kwargs and len(x.args) > 2:
+        alone = x.users.keys() == {node} and x.meta.get("segment") == node.meta.get("segment")
+        if op_name(x) in CONVOLUTIONS and alone and not x.kwargs and len(x.args) > 2:
             bias = x.args[2]
             x.args = (*x.args[:2], None, *x.args[3:])
         arguments = [
