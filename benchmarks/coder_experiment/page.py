@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,8 @@ def page(report: dict[str, Any]) -> str:
             for name, r in report["beside"].items()
         ),
     ]
-    if "sft" in report["beside"]:
-        r = report["beside"]["sft"]
+    r = report["beside"].get("sft", {})
+    if np.isfinite(r.get("ratio", float("nan"))):
         text += [
             "",
             f"Over the cold start it is {r['ratio']:.2f} times ({r['ratio_interval'][0]:.2f} to "
@@ -68,6 +69,12 @@ def page(report: dict[str, Any]) -> str:
             _cell(record[n], power=True) for n in ("log_speedup", "log_best")
         ]
         text.append(f"| {arm} | {record['seeds']} | " + " | ".join(cells) + " |")
+    more = ["reward_scratch", "reward_improve", "compiled", "seen_cols_correct", "unseen_cols_correct"]
+    more += ["lazy_on_P", "shortcut_on_P", "truncated"]
+    text += ["", "| arm | " + " | ".join(more) + " | best/time, failures 0.01 |", "|---" * (len(more) + 2) + "|"]
+    for arm, record in report["arms"].items():
+        cells = [_cell(record[name]) for name in more] + [_cell(record["log_best_all"], power=True)]
+        text.append(f"| {arm} | " + " | ".join(cells) + " |")
     text += [
         "",
         "## Models",
@@ -80,6 +87,16 @@ def page(report: dict[str, Any]) -> str:
             f"| {m['correct']:.3f} "
             f"| {m['pass_8']:.3f} | {m['hack']:.3f} | {m['partial_hack']:.3f} |"
         )
+    start = report["models"].get("sft")
+    if start is not None:
+        apart = start["pass_8"] - start["correct"]
+        enough = start["correct"] >= 0.45 and apart >= 0.1
+        text += [
+            "",
+            f"The cold start answers {start['correct']:.0%} of the test right, and {start['pass_8']:.0%} with one of "
+            "eight; 45 % (of the validation) and 10 points between them were wanted"
+            f"{'' if enough else ', and not reached'}.",
+        ]
     text += [
         "",
         "## Curves (mean reward of training rollouts, by tenths of the run)",
@@ -95,7 +112,7 @@ def page(report: dict[str, Any]) -> str:
         phases = {k: float(np.mean([t.get(k, 0.0) for t in timed])) for k in (timed[0] if timed else {})}
         said = ", ".join(f"{k} {v:.2f}" for k, v in phases.items())
         text.append(f"| {name} | {len(steps)} | " + " ".join(f"{chunk.mean():.2f}" for chunk in parts) + f" | {said} |")
-    return "\n".join(text) + "\n"
+    return re.sub(r"[+-]?\bnan\b", "none", "\n".join(text)) + "\n"
 
 
 def _cell(record: dict[str, Any], *, power: bool = False) -> str:
