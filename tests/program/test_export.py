@@ -64,6 +64,10 @@ def test_a_package_with_helper_modules_keeps_their_imports(tmp_path: Path) -> No
         "deep/more.py": "import helper as h\nTWO = 2\n",
     }
     to_package(Program(files=files), tmp_path / "pure")
+    assert "Needs PyTorch." in (tmp_path / "pure" / "README.md").read_text()
+    files["program.py"] += "\n\ndef other():\n    import json, my_models.decoder\n"
+    to_package(Program(files=files), tmp_path / "own")
+    assert "Needs PyTorch and my_models." in (tmp_path / "own" / "README.md").read_text()
     code = "import torch\nfrom pure import ModelNew\nprint(ModelNew()(torch.ones(1)).item())"
     assert run_python(code, tmp_path) == "4.0\n"
 

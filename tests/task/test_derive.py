@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from stitchcuda.errors import TaskError
+from stitchcuda.recipes.source import kept_source
+from stitchcuda.task.derive import without_files
 from stitchcuda.task.loader import load_task
 from stitchcuda.task.reference import Reference
 from tests.task.test_loader import CPU, GOOD, write
@@ -104,3 +106,18 @@ def test_checkpoint_and_submodule_go_together(tmp_path: Path) -> None:
     weights = Reference(load_task(source, target=CPU)).model(7).state_dict()
     task = load_task(source, target=CPU, checkpoint=saved(tmp_path, weights), submodule="inner.0")
     assert torch.equal(Reference(task).model(1).state_dict()["module.weight"], weights["inner.0.weight"])
+
+
+@pytest.mark.parametrize("submodule", [None, "linear"])
+def test_a_program_keeps_nothing_that_reads_the_users_files(tmp_path: Path, submodule: str | None) -> None:
+    """Importing one would change the user's own class, and would need files that are not where it is taken to."""
+    source = write(tmp_path, GOOD)
+    plain = load_task(source, target=CPU, submodule=submodule).source
+    weights = saved(tmp_path, Reference(load_task(source, target=CPU)).model(0).state_dict(), "weights.pt")
+    inputs = None if submodule else saved(tmp_path, [torch.ones(4, 8)])
+    task = load_task(source, target=CPU, checkpoint=weights, inputs=inputs, submodule=submodule)
+    assert "weights.pt" in task.source
+    assert [line for line in without_files(task.source).splitlines() if line] == [
+        line for line in plain.splitlines() if line
+    ]
+    assert "torch.load" not in kept_source(task.source)

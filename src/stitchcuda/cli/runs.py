@@ -209,7 +209,9 @@ def resume(
 def export(
     run: str = RUN,
     destination: Path = typer.Argument(..., metavar="TO", help="the .py file to write, or the folder with --package"),
-    package: bool = typer.Option(False, "--package", help="write an importable folder that needs only torch"),
+    package: bool = typer.Option(
+        False, "--package", help="write an importable folder that needs torch and what the task imports"
+    ),
     which: str = typer.Option("best", "--program", help="a program's number, or 'best'"),
     force: bool = typer.Option(False, "--force", help="overwrite what is there"),
     out: Path = OUT,

@@ -5,11 +5,14 @@ What is written needs torch and a compiler; it does not need this package.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import keyword
 import shutil
+import sys
 from pathlib import Path
 
+from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.program import imports
 from stitchcuda.program.bindings import render
@@ -122,6 +125,18 @@ def to_package(
         raise ProgramError(f"the package cannot be written to {folder}: {error}") from None
 
 
+def _foreign(program: Program) -> list[str]:
+    """Packages besides torch that the program imports, such as the user's own that the reference comes from."""
+    found: dict[str, None] = {}
+    known = {"torch", *imports.local_modules(program), *sys.stdlib_module_names}
+    for path, text in sorted(program.files.items()):
+        for node in ast.walk(syntax.parse(text)) if path.endswith(".py") else ():
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            found |= dict.fromkeys(name for full in names if (name := full.split(".")[0]) not in known)
+    return list(found)
+
+
 def _is_package(folder: Path) -> bool:
     """Whether ``folder`` is what ``to_package`` wrote, so that replacing it loses nothing of the user's."""
     try:
@@ -153,13 +168,15 @@ def _bindings(program: Program, manifest: Manifest) -> str:
 
 def _readme(program: Program, name: str, title: str) -> str:
     lines = [f"# {title}", "", "```python", f"from {name} import ModelNew", "", "model = ModelNew(...)", "```", ""]
+    needs = ["PyTorch", *_foreign(program)]
     if program.manifest is None:
-        lines += ["Needs PyTorch."]
+        lines += [f"Needs {' and '.join(needs)}."]
     else:
-        compiler = "nvcc (the CUDA toolkit)" if program.manifest.target == "cuda" else "g++"
+        needs.append("nvcc (the CUDA toolkit)" if program.manifest.target == "cuda" else "g++")
         lines += [
-            f"Needs PyTorch and {compiler}. The sources are compiled once, on first import, for the device that is",
-            "there, into `build/` beside this file, or into the folder that `STITCHCUDA_BUILD` names.",
+            f"Needs {', '.join(needs[:-1])} and {needs[-1]}.",
+            "The sources are compiled once, on first import, for the device that is there,",
+            "into `build/` beside this file, or into the folder that `STITCHCUDA_BUILD` names.",
             "",
             "Launchers, in plain C (`bindings.py` checks the arguments and passes the current stream):",
             "",

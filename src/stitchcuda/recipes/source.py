@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 
 from stitchcuda import syntax
+from stitchcuda.task.derive import without_files
 
 DROPPED = ("get_inputs", "get_init_inputs", "get_input_cases")
 
@@ -12,8 +13,10 @@ DROPPED = ("get_inputs", "get_init_inputs", "get_input_cases")
 def kept_source(source: str, *, keep_forward: bool = False) -> str:
     """``source`` without ``Model.forward`` (unless asked to keep it) and without the functions that only draw inputs.
 
-    A function that other code refers to stays. Text is cut by lines, so comments and layout survive.
+    A function that other code refers to stays. Text is cut by lines, so comments and layout survive. What reads real
+    inputs and weights goes too: a program is given both, and is taken to where those files are not.
     """
+    source = without_files(source)
     tree = syntax.parse(source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     lines = source.splitlines()

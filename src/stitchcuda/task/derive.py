@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import tokenize
 from importlib import resources
 from pathlib import Path
@@ -65,6 +66,17 @@ def with_submodule(source: str, name: str) -> str:
     source = _rename_function(source, "get_inputs", "get_full_inputs")
     source = _rename_function(source, "get_input_cases", "get_full_input_cases")
     return _append(source, "submodule.py.txt", NAME=repr(name))
+
+
+def without_files(source: str) -> str:
+    """``source`` as it was before ``with_inputs`` and ``with_checkpoint``: it names no file, and changes no class.
+
+    For programs, which are given their weights and inputs; the user's own class must stay as it is where one runs.
+    """
+    return _FILES.sub("", source)
+
+
+_FILES = re.compile(r"^# Real (weights|inputs): sha256 .*?^# End of real \1\n", re.MULTILINE | re.DOTALL)
 
 
 def _append(source: str, fragment: str, **values: str) -> str:
