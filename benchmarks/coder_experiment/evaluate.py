@@ -40,7 +40,7 @@ FULL = {"cuda": 1 << 24, "cpu": 1 << 14}
 SHARED_BYTES = 8 << 20
 PART = 512
 """Programs that are evaluated before what was found is written down."""
-SPARES = {"cuda": 3, "cpu": 1}
+SPARES = {"cuda": 6, "cpu": 1}
 """Launching processes that wait: one takes seconds to reach a GPU, and a model's first steps crash some."""
 
 
