@@ -427,14 +427,16 @@ def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
         small += "--test 2 --answers 4 --improve 2"
         return subprocess.run([*command, *small.split(), *more], capture_output=True, text=True, timeout=280)
 
-    first = run(tmp_path / "a", "--only", "rubric-1", "--out", str(tmp_path / "out"))
+    first = run(tmp_path / "a", "--only", "sft", "--out", str(tmp_path / "out"))
     assert first.returncode == 0, first.stdout + first.stderr
-    assert "rubric-1" in first.stdout
-    second = run(tmp_path / "b", "--only", "rule-1", "--parts", str(tmp_path / "out"))
+    assert "cold start" in first.stdout
+    # What a pilot may choose is open until the first arm.
+    second = run(tmp_path / "b", "--only", "rubric-1,rule-1", "--lr", "5e-5", "--parts", str(tmp_path / "out"))
     assert second.returncode == 0, second.stdout + second.stderr
     names = {path.stem for path in (tmp_path / "b" / "results").glob("*.jsonl")}
     assert names == {"base", "sft", "rubric-1", "rule-1"}
     room("analyse").write(tmp_path / "b", tmp_path / "page")
+    assert room("state").Folder(tmp_path / "b").config()["grpo"]["lr"] == 5e-5
     report = json.loads((tmp_path / "page" / "coder_experiment.json").read_text())
     assert [record.get("begun", record.get("code")) for record in report["slices"]] == [True, 0, True, 0]
     assert "H2" in report["hypotheses"]
