@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import torch
 
 from stitchcuda.errors import TaskError
 from stitchcuda.recipes.source import kept_source
-from stitchcuda.task.derive import without_files
+from stitchcuda.task.derive import for_programs
 from stitchcuda.task.loader import load_task
 from stitchcuda.task.reference import Reference
+from stitchcuda.task.source import bound_names
 from tests.task.test_loader import CPU, GOOD, write
 
 
@@ -117,7 +119,11 @@ def test_a_program_keeps_nothing_that_reads_the_users_files(tmp_path: Path, subm
     inputs = None if submodule else saved(tmp_path, [torch.ones(4, 8)])
     task = load_task(source, target=CPU, checkpoint=weights, inputs=inputs, submodule=submodule)
     assert "weights.pt" in task.source
-    assert [line for line in without_files(task.source).splitlines() if line] == [
-        line for line in plain.splitlines() if line
+    assert [line for line in for_programs(task.source).splitlines() if line] == [
+        line for line in for_programs(plain).splitlines() if line
     ]
-    assert "torch.load" not in kept_source(task.source)
+    kept = kept_source(task.source)
+    assert "torch.load" not in kept
+    assert "manual_seed" not in kept
+    assert "get_init_inputs" not in kept
+    assert bound_names(ast.parse(kept)).keys() >= {"Model"}

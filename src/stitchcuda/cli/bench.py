@@ -355,8 +355,8 @@ def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: 
     except Interrupted as stopped:
         typer.echo(f"{stopped}; go on with: stitchcuda bench resume {place}", err=True)
         raise typer.Exit(128 + stopped.number) from None
-    except StitchError:
-        if (place / "journal.jsonl").is_file():
+    except StitchError as error:
+        if (place / "journal.jsonl").is_file() and "bench resume" not in str(error):
             typer.echo(f"go on with: stitchcuda bench resume {place}", err=True)
         raise
     if as_json:

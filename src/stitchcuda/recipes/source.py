@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from stitchcuda import syntax
-from stitchcuda.task.derive import without_files
+from stitchcuda.task.derive import for_programs
 
 DROPPED = ("get_inputs", "get_init_inputs", "get_input_cases")
 
@@ -16,7 +16,7 @@ def kept_source(source: str, *, keep_forward: bool = False) -> str:
     A function that other code refers to stays. Text is cut by lines, so comments and layout survive. What reads real
     inputs and weights goes too: a program is given both, and is taken to where those files are not.
     """
-    source = without_files(source)
+    source = for_programs(source)
     tree = syntax.parse(source)
     used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
     lines = source.splitlines()

@@ -68,15 +68,19 @@ def with_submodule(source: str, name: str) -> str:
     return _append(source, "submodule.py.txt", NAME=repr(name))
 
 
-def without_files(source: str) -> str:
-    """``source`` as it was before ``with_inputs`` and ``with_checkpoint``: it names no file, and changes no class.
+def for_programs(source: str) -> str:
+    """``source`` without what reads real inputs and weights, or runs the full model for a part's inputs.
 
-    For programs, which are given their weights and inputs; the user's own class must stay as it is where one runs.
+    Programs are given inputs and weights, and are taken to where those files are not; the user's own class must stay
+    as it is where one runs.
     """
-    return _FILES.sub("", source)
+    return _FOR_THE_TASK.sub("", source)
 
 
-_FILES = re.compile(r"^# Real (weights|inputs): sha256 .*?^# End of real \1\n", re.MULTILINE | re.DOTALL)
+_FOR_THE_TASK = re.compile(
+    r"^# Real (weights|inputs): sha256 .*?^# End of real \1\n|^# Inputs of the part: .*?^# End of inputs of the part\n",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 def _append(source: str, fragment: str, **values: str) -> str:
