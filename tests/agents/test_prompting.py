@@ -27,6 +27,7 @@ from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN
 from stitchcuda.knowledge.model import Passage
 from stitchcuda.knowledge.retriever import CHARACTERS_PER_TOKEN as RETRIEVED
 from stitchcuda.knowledge.retriever import render
+from stitchcuda.profiling.model import KernelDiagnosis, Profile
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import TensorFacts
 from tests.agents.support import (
@@ -271,3 +272,34 @@ def test_the_cuda_example_and_the_row_technique_compile(tmp_path: Path) -> None:
         command = ["nvcc", "-std=c++17", "-arch=sm_90", "-Werror", "all-warnings", "-cubin", "-o", "out.cubin", source]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+def counted(gain: float = 2.5) -> Profile:
+    """A Profile in which counters of the longest kernel were read."""
+    found = KernelDiagnosis(
+        kernel="rows_softmax",
+        cause="uncoalesced",
+        bottleneck="memory_bound",
+        evidence="12 of 32 bytes of each sector are used",
+        remedy="coalesce",
+        suggestion="let neighbouring threads read neighbouring addresses",
+        kernel_gain=gain,
+        program_gain=1.8,
+        counters={},
+    )
+    return profile().model_copy(update={"diagnoses": [found]})
+
+
+def test_planner_and_verifier_see_what_counters_say_of_kernels() -> None:
+    message = planner_prompt(plan_request("cuda", profile=counted())).message
+    assert (
+        "rows_softmax is uncoalesced: 12 of 32 bytes of each sector are used; at most 2.50x, 1.80x of the call"
+        in message
+    )
+    request = verify_request("cuda", profile=counted(), reference_profile=profile())
+    message = verifier_prompt(request, ["optimise", "next"]).message
+    assert "12 of 32 bytes of each sector are used. Do: let neighbouring threads read" in message
+    assert "What became of the reference's kernels" in message
+    assert (
+        "What became of" not in verifier_prompt(verify_request("cuda", reference_profile=profile()), ["next"]).message
+    )

@@ -73,6 +73,9 @@ def test_a_run_measures_at_a_place_as_it_does_in_its_own_process(tmp_path: Path)
             bench.inspect(broken)
         bench.use(task_of("relu"), facts, detect("cpu"))
         assert bench.profile(None).subject == "reference"
+        counted = bench.profile(job.program, counters=1)
+        assert counted.source == "kineto"
+        assert counted.processor is not None or any("without counters" in remark for remark in counted.remarks)
         elsewhere = detect("cpu").model_copy(update={"name": "another machine"})
         bench.use(task_of("relu"), FACTS, elsewhere)
         with pytest.raises(ComputeError, match="another machine"):

@@ -38,6 +38,14 @@ def test_a_run_goes_from_the_reference_to_a_confirmed_program(tmp_path: Path) ->
     assert (folder.path / "profiles" / "reference.json").is_file()
 
 
+def test_counters_are_read_of_the_reference_and_of_every_correct_program(tmp_path: Path) -> None:
+    mind = ToyMind([[idea("fuse")]], {"fuse/one": ["correct 1.5"]})
+    settings, bench = config(counters=2), ToyBench()
+    go(new_folder(tmp_path, settings), mind, settings=settings, bench=bench)
+    found = [asked for asked in bench.asked if asked.startswith("profile")]
+    assert found == ["profile reference counting 2", "profile correct 1.5 counting 2"]
+
+
 def test_every_state_passed_through_is_allowed_by_the_table(tmp_path: Path) -> None:
     mind = ToyMind([[idea("a"), idea("b")]], {"a/one": ["wrong x", "correct 1.1"], "b/one": ["correct 1.2"]})
     ear = Ear()

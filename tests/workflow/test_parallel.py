@@ -230,8 +230,8 @@ def test_an_idea_can_gain_no_more_than_the_time_of_what_it_touches() -> None:
 
 def test_an_idea_that_cannot_win_any_more_is_left_out_and_that_is_said(tmp_path: Path) -> None:
     class Known(ToyBench):
-        def profile(self, program: Program | None) -> Profile:
-            super().profile(program)
+        def profile(self, program: Program | None, counters: int = 0) -> Profile:
+            super().profile(program, counters)
             return profile_of({"aten::linear": 0.008, "aten::gelu": 0.001}, wall=0.010)
 
     ideas = [over("a", "linear"), over("b", "gelu")]

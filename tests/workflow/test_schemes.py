@@ -66,10 +66,10 @@ class Model:
 class Counting(ToyBench):
     """Profiles with hardware counters."""
 
-    def profile(self, program: Program | None) -> Profile:
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
         metrics = dict.fromkeys(COUNTERS, 41.0) | {SECRET_COUNTER: 97.5}
-        counters = KernelCounters(name="rows", grid=(1, 1, 1), block=(32, 1, 1), metrics=metrics)
-        return super().profile(program).model_copy(update={"counters": [counters]})
+        rows = KernelCounters(name="rows", grid=(1, 1, 1), block=(32, 1, 1), metrics=metrics)
+        return super().profile(program, counters).model_copy(update={"counters": [rows]})
 
 
 def go(

@@ -84,8 +84,9 @@ class ToyBench:
             return _evaluation(status, tier, 0.0, text)
         return _evaluation("correct", tier, float(match[1]))
 
-    def profile(self, program: Program | None) -> Profile:
-        self.asked.append(f"profile {'reference' if program is None else words(program)}")
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
+        counted = f" counting {counters}" if counters else ""
+        self.asked.append(f"profile {'reference' if program is None else words(program)}{counted}")
         line = Timeline(wall_seconds=0.01, busy_seconds=0.009, gap_seconds=0.001, copy_seconds=0, launches=3)
         return Profile(
             subject="reference" if program is None else "program",

@@ -21,6 +21,9 @@ from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.agents.references import References
 from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.profiling.compare import compare
+from stitchcuda.profiling.digest import changes
+from stitchcuda.profiling.digest import digest as digest_of
 from stitchcuda.program.model import MANIFEST, Program
 from stitchcuda.task.model import TensorFacts
 
@@ -131,8 +134,8 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         limit=20_000,
         evaluation=request.evaluation,
         log=_log(request.evaluation),
-        profile=request.profile,
-        reference_profile=request.reference_profile,
+        profile=digest_of(request.profile).rstrip() if request.profile else "",
+        changes=_changes(request),
         best_speedup=request.best_speedup,
         last_step=request.last_step,
         attempts=request.attempts,
@@ -149,6 +152,13 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         cite=request.references is not None,
     )
     return Prompt(instructions, message)
+
+
+def _changes(request: VerifyRequest) -> str:
+    """What a Program's Profile shows beside the reference's; '' without both."""
+    if request.profile is None or request.reference_profile is None:
+        return ""
+    return changes(compare(request.reference_profile, request.profile)).rstrip()
 
 
 def judge_prompt(request: VerifyRequest) -> Prompt:

@@ -170,7 +170,7 @@ class NotedBench:
         with self._noted("evaluate"):
             return self._bench.evaluate(program, tier)
 
-    def profile(self, program: Program | None) -> Profile:
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
         """See ``Bench``."""
         with self._noted("profile"):
-            return self._bench.profile(program)
+            return self._bench.profile(program, counters)

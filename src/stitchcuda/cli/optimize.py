@@ -69,6 +69,11 @@ def optimize(
     parallel: int | None = typer.Option(
         None, help="drafts and ideas worked on at the same time (default: all of a round)", rich_help_panel="Search"
     ),
+    counters: int | None = typer.Option(
+        None,
+        help="kernels whose hardware counters the agents see (default: 3 with a model on a GPU, else none)",
+        rich_help_panel="Search",
+    ),
     repairs: int = typer.Option(3, help="repairs per candidate", rich_help_panel="Search"),
     replans: int | None = typer.Option(None, help="further plans when the first is used up", rich_help_panel="Search"),
     from_program: Path | None = typer.Option(
@@ -122,6 +127,7 @@ def optimize(
         beam=beam,
         drafts=drafts,
         parallel=parallel,
+        counters=counters,
         repairs=repairs,
         replans=replans,
         from_program=_absolute(from_program),

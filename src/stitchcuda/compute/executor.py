@@ -150,20 +150,13 @@ class Executor:
         return {"evaluation": evaluation}
 
     def _profile(self, job: Job, evaluator: Evaluator, artifacts: Path | None) -> Any:
-        from stitchcuda.profiling.profiler import profile
+        from stitchcuda.profiling.looking import look
 
-        trace = evaluator.trace(job.program)
-        if artifacts is not None:
+        if artifacts is not None and not job.counters:
             artifacts.mkdir(parents=True, exist_ok=True)
-            (artifacts / "trace.json").write_text(trace.model_dump_json(), encoding="utf-8")
-        return profile(
-            trace,
-            subject="reference" if job.program is None else "program",
-            device=evaluator.device,
-            facts=evaluator.facts,
-            precision=evaluator.task.precision,
-            flops=evaluator.plan["work"]["flops"],
-        )
+            text = evaluator.trace(job.program).model_dump_json()
+            (artifacts / "trace.json").write_text(text, encoding="utf-8")
+        return look(evaluator, job.program, cache=self.cache, counters=job.counters)
 
     def _inspected(self, task: Task) -> TaskFacts:
         from stitchcuda import nursery

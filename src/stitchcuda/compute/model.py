@@ -26,7 +26,7 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Raise when a Job or an Outcome changes in a way that an earlier reader would misunderstand."""
 
 Kind = Literal["evaluate", "profile", "baselines", "inspect", "ceilings", "probe"]
@@ -105,6 +105,9 @@ class Job(_Message):
     device: Device | None = Field(default=None, description="as measured before; None: the worker's own")
     program: Program | None = None
     tier: Tier = "screen"
+    counters: int = Field(
+        default=0, ge=0, le=16, description="``profile`` only: kernels whose counters are read; 0: a trace only"
+    )
     settings: EvaluationSettings = Field(default_factory=EvaluationSettings)
     time_limit_s: float = Field(
         default=1800.0, gt=0, description="whole job once it runs, seconds; past it the worker's process is ended"

@@ -52,8 +52,8 @@ class Bench(Protocol):
         """Never raises for the Program's faults."""
         ...
 
-    def profile(self, program: Program | None) -> Profile:
-        """Where time goes; None is the reference."""
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
+        """Where time goes; None is the reference. ``counters``: of so many kernels hardware counters are read."""
         ...
 
 
@@ -105,20 +105,11 @@ class LocalBench:
         """Build, check and time a Program."""
         return self._open().evaluate(program, tier=tier)
 
-    def profile(self, program: Program | None) -> Profile:
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
         """A profiling pass of its own, never while a clock counts."""
-        from stitchcuda.profiling.profiler import profile
+        from stitchcuda.profiling.looking import look
 
-        evaluator = self._open()
-        task, facts, device = self._known()
-        return profile(
-            evaluator.trace(program),
-            subject="reference" if program is None else "program",
-            device=device,
-            facts=facts,
-            precision=task.precision,
-            flops=evaluator.plan["work"]["flops"],
-        )
+        return look(self._open(), program, cache=self.cache, counters=counters)
 
     def _known(self) -> tuple[Task, TaskFacts, Device]:
         if self._about is None:
@@ -191,9 +182,9 @@ class ComputeBench:
         job = self._job("evaluate", self._wanted(), program=program, tier=tier, **self._known())
         return self._wait(job).evaluated(job)
 
-    def profile(self, program: Program | None) -> Profile:
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
         """A profiling pass of its own, never while a clock counts there."""
-        profile = self._done("profile", self._wanted(), program=program, **self._known()).profile
+        profile = self._done("profile", self._wanted(), program=program, counters=counters, **self._known()).profile
         assert profile is not None
         return profile
 

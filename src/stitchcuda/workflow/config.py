@@ -27,6 +27,8 @@ FOR_A_MODEL = ("planner_model", "coder_model", "repair_model", "verifier_model",
 RECIPE_LIMITS = Limits(iterations=12, seconds=900, tokens=0, usd=0)
 """A mind without a model has few ideas and no bill; its bound is only there to end."""
 
+COUNTED = 3
+"""Kernels of a profile whose hardware counters a model sees on a GPU: replaying one takes seconds."""
 
 ROUNDS: dict[Agents, int] = {"coder-judge": 10, "single": 1}
 """Programs that the comparison systems write, where nobody says otherwise."""
@@ -79,6 +81,12 @@ class RunConfig(BaseModel):
     drafts: int | None = Field(
         default=None, ge=1, le=64, description="drafts per idea; None: the preset's, or 1 for recipes"
     )
+    counters: int | None = Field(
+        default=None,
+        ge=0,
+        le=16,
+        description="kernels whose counters the agents see; None: 3 with a model on a GPU, else 0",
+    )
     repairs: int = Field(default=3, ge=0, le=10, description="repairs of one candidate")
     parallel: int | None = Field(
         default=None, ge=1, le=32, description="branches tried at the same time; None: all of a round, or 1 for recipes"
@@ -130,6 +138,12 @@ class RunConfig(BaseModel):
             if (value := getattr(self, name)) is not None
         }
         return preset.model_copy(update=given)
+
+    def counted(self, kind: Literal["cuda", "cpu"]) -> int:
+        """Kernels of each profile whose hardware counters are read; recipes do not read them."""
+        if self.counters is not None:
+            return self.counters
+        return COUNTED if kind == "cuda" and not self.free else 0
 
     @property
     def looks_up(self) -> bool:

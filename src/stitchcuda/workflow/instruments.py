@@ -26,7 +26,11 @@ from stitchcuda.workflow.records import REFERENCES
 class Instruments:
     """The bench, the librarian and the listener of a run, for one or several threads."""
 
-    def __init__(self, bench: Bench, librarian: Librarian | None, folder: RunFolder, sink: events.EventSink) -> None:
+    def __init__(
+        self, bench: Bench, librarian: Librarian | None, folder: RunFolder, sink: events.EventSink, counters: int = 0
+    ) -> None:
+        """``counters``: kernels of each profile whose hardware counters are read."""
+        self.counters = counters
         self.bench = bench
         self.librarian = librarian
         self.folder = folder
@@ -92,7 +96,7 @@ class Instruments:
         def produce() -> Profiled:
             try:
                 with self._benching:
-                    profile = self.bench.profile(program)
+                    profile = self.bench.profile(program, self.counters)
             except InfrastructureError as error:
                 if program is None:
                     raise

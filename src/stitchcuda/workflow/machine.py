@@ -75,7 +75,7 @@ class Machine:
         self.folder = folder
         self.bench = bench
         self.mind = mind
-        self.instruments = Instruments(bench, librarian, folder, sink)
+        self.instruments = Instruments(bench, librarian, folder, sink, config.counted(device.target.kind))
         self.approve = approve
         self.start_program = base
         self.more = more
