@@ -101,7 +101,7 @@ def _run_probe(task: Task, request: Path, answer: Path, log: Path, limit: int, t
         except subprocess.TimeoutExpired:
             raise TaskError(
                 f"task {task.name} did not finish its trial run within {timeout_s:g} s; "
-                "make the inputs smaller, or allow more time"
+                "make the inputs smaller, or look for what it waits for"
             ) from None
         finally:
             with contextlib.suppress(ProcessLookupError):
