@@ -217,6 +217,25 @@ def test_forged_reply_is_dishonest(judge: Judge) -> None:
     assert "forged" in evaluation.message
 
 
+@pytest.mark.parametrize(
+    "report",
+    ["'[' * 60000", "text.replace('\"offset\": 0', '\"offset\": Infinity')", "text.replace('\"at\": 0', '\"at\": {}')"],
+    ids=["nested", "infinite", "no number"],
+)
+def test_a_report_that_nobody_can_read_is_the_programs_fault(judge: Judge, report: str) -> None:
+    before = f"""
+import sys
+wire = sys.modules["stitchcuda_wire"]
+plain = wire.put_text
+def put(view, arena, region, text):
+    plain(view, arena, region, {report} if "tensors" in text else text)
+wire.put_text = put
+"""
+    evaluation = judge(TASK, before + with_body("pass"))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "could not be read" in evaluation.message
+
+
 def test_dead_oracle_is_infrastructure_and_is_replaced(tmp_path: Path) -> None:
     with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=QUICK) as evaluator:
         _ = evaluator.plan

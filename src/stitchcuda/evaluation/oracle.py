@@ -32,6 +32,10 @@ KEPT_WEIGHTS = 2 << 30
 """Earlier weights are kept for telling stale answers up to this size, bytes."""
 
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
+"""What a description that a runner has made up raises; too deep a recursion is a RuntimeError."""
+
+
 NOWHERE = torch.empty(0, dtype=torch.uint8)
 """Where nothing is packed that is only to be described."""
 
@@ -50,6 +54,8 @@ class Session:
     data: dict[str, torch.Tensor]
     device: buffers.DeviceBuffers | None = None
     held: list[torch.Tensor] = field(default_factory=list)
+    keep: bool = False
+    """Whether the runner keeps the outputs that are checked next, though they are not of the first calls"""
     last: torch.Tensor | None = None
     """The last outputs checked, where they are to be read again"""
     answers: list[torch.Tensor] = field(default_factory=list)
@@ -286,15 +292,16 @@ class Oracle:
             got_spec, entries, got, state = self._exported(session)
             described = layout.pack(outputs, NOWHERE, keep_strides=False)["tensors"]
             error = compare.structure_error(spec, got_spec, described, entries, "0")
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RuntimeError) as problem:
+        except UNREADABLE as problem:
             return refusal(f"the exported outputs could not be read ({problem})")
         if error:
             return refusal(error)
         names = [path for path, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
         values = [got[leaf["at"]] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
         expected = [wanted[leaf["at"]] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
-        if m["hold"]:
+        if m["hold"] or session.keep:
             session.held.append(self._fingerprint(session))
+        session.keep = False
         session.last = self._fingerprint(session) if m.get("again") else None
         missing: list[str] = []
         for name in self.expectation.watch if m["state"] else ():
@@ -374,9 +381,14 @@ class Oracle:
         return self._unchanged(
             session,
             session.held[m["index"]],
-            f"the outputs of call {m['index'] + 1} changed during later calls: outputs must outlive later calls, "
+            "the outputs of a call changed during later calls: outputs must outlive later calls, "
             "so return fresh tensors rather than a reused buffer",
         )
+
+    def keep(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Remember the outputs that are checked next: the runner keeps them, for ``check_held``."""
+        self.sessions[m["session"]].keep = True
+        return {}
 
     def ping(self, m: dict[str, Any]) -> dict[str, Any]:
         """Nothing; the supervisor measures how long an answer takes."""
@@ -395,7 +407,7 @@ class Oracle:
             _, entries, _, _ = self._exported(session)
             size = max((e["offset"] + e["size"] for e in entries), default=0)
             same = torch.equal(before[:size], session.data["outputs"][:size])
-        except (ValueError, KeyError, TypeError, IndexError, RuntimeError) as problem:
+        except UNREADABLE as problem:
             return refusal(f"the kept outputs could not be read ({problem})")
         if same:
             return {"ok": True, "message": ""}

@@ -132,6 +132,8 @@ class RunnerClient:
         self.closing = threading.Lock()
         self.handed = 0.0
         self.members: list[int] = []
+        self.proper: list[int] = []
+        """The runner proper among them, known from before there is a Program"""
         self.peak_device = self.peak_host = 0
         """Bytes: as the runner says, and of host memory also as the system does"""
         self.arena_fd = os.memfd_create("stitchcuda", os.MFD_ALLOW_SEALING | os.MFD_CLOEXEC)
@@ -289,7 +291,7 @@ class RunnerClient:
         """The JSON that the runner last wrote, empty if it is none; for people and telemetry only."""
         try:
             value = json.loads(self.report_text())
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -305,11 +307,25 @@ class RunnerClient:
         """Processor time so far of what runs under the leash, threads included; ``anew`` finds out what that is."""
         if anew or not self.members:
             self.members = sandbox.descendants(self.process.pid)
+            self.proper = self.proper or self.members[-1:]
         spent = 0.0
         for pid in self.members:
             with contextlib.suppress(OSError):
                 spent += time.clock_gettime((~pid << 3) | PROCESS_CLOCK)
         return spent
+
+    def delayed_seconds(self) -> float | None:
+        """How long the runner's threads and the calling one have been ready to run so far while others had the cores,
+        seconds; None where the kernel does not say."""
+        try:
+            threads = [f"/proc/{pid}/task/{each}" for pid in self.proper for each in os.listdir(f"/proc/{pid}/task")]
+            ran, delayed = _schedule("/proc/thread-self")
+            for thread in threads:
+                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+                    delayed += _schedule(thread)[1]
+        except (OSError, IndexError, ValueError):
+            return None
+        return delayed if ran and threads else None
 
     def alive(self) -> bool:
         """Whether the process still runs."""
@@ -339,6 +355,12 @@ class RunnerClient:
             os.close(fd)
         self.drain.thread.join(timeout=1)
         shutil.rmtree(self.workdir, ignore_errors=True)
+
+
+def _schedule(task: str) -> tuple[float, float]:
+    """How long a thread has run, and how long it has waited to; seconds. OSError, ValueError, IndexError."""
+    ran, delayed = Path(task, "schedstat").read_text().split()[:2]
+    return int(ran) * 1e-9, int(delayed) * 1e-9
 
 
 _DOING = {
