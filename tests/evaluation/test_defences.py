@@ -111,10 +111,38 @@ runner.export = export
     assert {"work_outside_call"} <= {f.rule for f in evaluation.findings if f.layer == "clocks"}
 
 
+def test_a_runner_that_sleeps_before_the_export_is_found(judge: Judge) -> None:
+    """Whom it waits for may be gone when processes are counted; it has something to do itself, and does not."""
+    before = """
+import sys, time
+runner = sys.modules["stitchcuda_runner"].Runner
+plain = runner.export
+def export(self, *arguments):
+    time.sleep(0.02)
+    plain(self, *arguments)
+runner.export = export
+"""
+    evaluation = judge(TASK, forward("pass", before))
+    assert evaluation.status == "dishonest", evaluation.message
+    assert [finding.rule for finding in evaluation.findings] == ["work_outside_call"]
+
+
+def test_a_buffer_that_is_reused_after_the_first_calls_is_found(judge: Judge) -> None:
+    body = """
+self.made = getattr(self, "made", [])
+if len(self.made) < 6:
+    self.made.append(torch.empty_like(x))
+return self.made[-1].copy_(torch.relu(x) * self.scale)"""
+    evaluation = judge(TASK, forward(body))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "outlive later calls" in evaluation.message
+
+
 @pytest.mark.parametrize(
     ("body", "rule"),
     [
         ("y = torch.relu(x) * self.scale\ny.detach = lambda: y.data\nreturn y", "lazy_output"),
+        ("return torch._neg_view(torch.relu(x) * -self.scale)", "lazy_output"),
         ("import sys; sys.setprofile(lambda *_: None)", "lazy_output"),
         ("torch.Tensor.detach = lambda t: t.data", "patched"),
         ("self.scale.data.neg_(); return torch.relu(x) * self.scale.abs()", "weight_mutation"),

@@ -43,7 +43,10 @@ class Witness:
 
     def lazy(self, tensors: Iterable[torch.Tensor]) -> list[str]:
         """Why outputs may not be what they seem, in words; empty where nothing is odd."""
+        tensors = list(tensors)
         said = []
+        if any(tensor.is_neg() for tensor in tensors):
+            said.append("the sign of an output is to be changed by who reads it")
         if any(type(tensor) is torch.Tensor and vars(tensor) for tensor in tensors):
             said.append("an output has attributes of its own")
         if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():

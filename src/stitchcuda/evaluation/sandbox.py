@@ -294,8 +294,8 @@ def _settle(config: dict[str, Any], uid: int | None, mounts: bool, own_pids: boo
         size = f"size={config['limits']['disk_bytes']},mode=0755"
         if not _mount("tmpfs", workdir, "tmpfs", MS_NOSUID | MS_NODEV, size):
             missing.append("bounded folder")
-        shared = size.replace("0755", "1777") if config.get("profiling") else size
-        _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, shared)
+        # Semaphores and shared memory of the C library and of torch are made there by whoever the runner becomes.
+        _mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV, size.replace("0755", "1777"))
     elif not config["trusted"]:
         missing.append("bounded folder")
     if uid is not None and not _can_read(uid, config["readable"]):

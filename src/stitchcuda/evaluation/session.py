@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
 _numbers = itertools.count(1)
 
+KEPT_CALLS, KEPT_SHARE = 3, 1 / 8
+"""Timed calls on cpu whose outputs the runner keeps, at most, and among how many there is one."""
+
+KEPT_BYTES = 1 << 30
+"""Larger outputs are not kept beyond the first."""
+
 OWN_PROCESSES = 2
 """Under a leash: the init of its namespace, and the runner."""
 
@@ -32,6 +38,19 @@ OWN_PROCESSES = 2
 def pool_size() -> int:
     """Threads that a call may use on cpu: what OpenMP is told, or one for each core."""
     return int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or len(os.sched_getaffinity(0))
+
+
+def asleep_for(handed: float, spent: float, delayed: tuple[float | None, float | None]) -> float:
+    """Of the ``handed`` seconds that a command took, how many the runner neither ran (``spent``, processor time of all
+    its threads) nor was ready to run (``delayed``: waits for a core, its own and the supervisor's, before and after).
+    One that copies inputs or outputs has no time to sleep; one for which another process computes them has. 0 where
+    the kernel does not tell of waits.
+    """
+    before, after = delayed
+    if before is None or after is None:
+        return 0.0
+    # The waits of threads that have ended since are gone from the sum.
+    return max(0.0, handed - max(spent, 0.0) - max(after - before, 0.0))
 
 
 class Planes:
@@ -85,6 +104,10 @@ class Session:
         """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
         self.processes = 0
+        self.kept = 0
+        """Outputs of timed calls that the runner keeps"""
+        self.kept_late = False
+        """Whether it keeps those of a call after a pause"""
         self.held = 0
         self.peaks = {"host": 0, "device": 0}
         """Bytes at most, of runners that have ended"""
@@ -299,6 +322,10 @@ class Session:
     ) -> Sample:
         """One exchange: take the inputs, run, export. ``reuse``: at the last inputs' addresses; ``pause``: seconds
         between inputs and call, in which an honest Program has nothing to do."""
+        keep = not hold and self._keeps(timed, pause)
+        if keep:
+            self.oracle.ask("keep", session=self.number)
+        hold = hold or keep
         flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL)
         out = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
         sample = self._exchange(call, seed, flags, out, timeout_s, reuse=reuse, pause=pause)
@@ -307,6 +334,19 @@ class Session:
         if not self.subject.trusted:
             self._listen()
         return sample
+
+    def _keeps(self, timed: bool, pause: float) -> bool:
+        """Whether the runner keeps the outputs of a call that is not among the first, where anybody would expect it.
+        It takes memory from later calls: on cuda that is left to the calls after those that count."""
+        if self.subject.trusted or not self.settings.defences or self.plan["outputs"] >= KEPT_BYTES:
+            return False
+        if pause:
+            first, self.kept_late = not self.kept_late, True
+            return first
+        if not timed or self.kind != "cpu" or self.kept >= KEPT_CALLS or not self.drawn("keep", KEPT_SHARE):
+            return False
+        self.kept += 1
+        return True
 
     def _listen(self) -> None:
         """Note what the runner has seen of the Program's tricks; the first of each kind."""
@@ -331,27 +371,35 @@ class Session:
         if self.settings.defences and not self.subject.trusted:
             runner.ask(Op.SETTLE, timeout_s=patience)
         spent = [self._spent()]
+        delayed = [self._delayed()]
         began = time.monotonic()
         self.oracle.ask("hand", session=self.number, call=call)
         taking = wire.FLUSH | (wire.REUSE if reuse else 0)
         runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
+        asleep = asleep_for(runner.handed, self._spent() - spent[0], (delayed[0], self._delayed()))
         idle = self._wait(pause) if pause else 0.0
         spent.append(self._spent())
         reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
         handed = runner.handed
         spent.append(self._spent())
+        delayed.append(self._delayed())
         runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
         total = time.monotonic() - began - pause
         spent.append(self._spent())
+        asleep += asleep_for(runner.handed, spent[3] - spent[2], (delayed[1], self._delayed()))
         wall = reply.wall_ns * 1e-9
         beyond = max(0.0, spent[2] - spent[1] - pool_size() * wall)
-        outside = spent[1] - spent[0] + beyond + spent[3] - spent[2] if self.watching else None
+        outside = spent[1] - spent[0] + beyond + spent[3] - spent[2] + asleep if self.watching else None
         inside = spent[2] - spent[1] if self.watching else None
         return Sample(wall, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside, inside)
 
     def _spent(self) -> float:
         """Processor time of the runner so far, where that is looked at."""
         return self.live.cpu_seconds(anew=self.thorough) if self.watching else 0.0
+
+    def _delayed(self) -> float | None:
+        """How long the runner's threads and this one have waited for a core so far, where that is looked at."""
+        return self.live.delayed_seconds() if self.watching else None
 
     def _wait(self, seconds: float) -> float:
         """Wait; the share of one core that the runner used in the second half of that."""
