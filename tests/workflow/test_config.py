@@ -30,8 +30,9 @@ def test_settings_survive_the_file(tmp_path: Path) -> None:
         ({"iterations": 0}, "iterations"),
         ({"target_speedup": -1}, "target-speedup"),
         ({"budget": "huge"}, "quick"),
-        ({"confirm": "maybe"}, "^confirm: Input"),
         ({"coder_model": "openai:x"}, "--coder-model has no effect on recipes"),
+        ({"usd": 0}, "^budget-usd: "),
+        ({"confirm": "maybe"}, "^confirm: Input .*'publish', 'screen' or 'none'"),
     ],
 )
 def test_unusable_settings_are_refused_in_a_sentence(values: dict[str, object], words: str) -> None:

@@ -14,7 +14,6 @@ from stitchcuda.agents.budgets import PRESETS, Budget, BudgetName
 from stitchcuda.agents.schemes import Agents, Part
 from stitchcuda.compute import check_where
 from stitchcuda.errors import RunError, StitchError
-from stitchcuda.evaluation.model import Tier
 from stitchcuda.task.model import Precision
 from stitchcuda.workflow.budget import Limits
 
@@ -96,7 +95,7 @@ class RunConfig(BaseModel):
     from_program: str | None = Field(default=None, description="PROGRAM to start from")
     approve_plan: bool = Field(default=False, description="stop for a look at the plan before anything is written")
     compute: str = Field(default="local", description="where evaluations run")
-    confirm: Tier | Literal["none"] = Field(
+    confirm: Literal["publish", "screen", "none"] = Field(
         default="publish", description="tier of the final check of the best program in fresh processes"
     )
 
@@ -199,7 +198,7 @@ class RunConfig(BaseModel):
         try:
             config = cls(**values)
         except ValidationError as error:
-            raise StitchError(_sentence(error)) from None
+            raise StitchError(_sentence(error, OPTIONS)) from None
         idle = [name for name in FOR_A_MODEL if getattr(config, name) is not None]
         if config.free and (config.agents != "full" or config.ablate):
             raise StitchError(
@@ -229,9 +228,14 @@ class RunConfig(BaseModel):
             raise RunError(f"{path} is not valid TOML: {error}") from None
 
 
-def _sentence(error: ValidationError) -> str:
+OPTIONS = {"usd": "budget_usd", "from_program": "from"}
+"""Of settings, what the command line calls otherwise."""
+
+
+def _sentence(error: ValidationError, names: dict[str, str] | None = None) -> str:
     first = error.errors()[0]
-    where = str(first["loc"][0]).replace("_", "-") if first["loc"] else ""
+    field = str(first["loc"][0]) if first["loc"] else ""
+    where = (names or {}).get(field, field).replace("_", "-")
     message = f"{first['msg'].removeprefix('Value error, ')}."
     return f"{where}: {message}" if where else message
 
