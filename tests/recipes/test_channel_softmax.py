@@ -16,11 +16,11 @@ INIT = "self.bias = nn.Parameter(torch.randn(1, 5, 1, 1))"
 
 def test_the_kernel_computes_the_softmax_and_its_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stitchcuda.recipes.channel_softmax.LARGE", 0)
-    forward = "return torch.tanh(torch.softmax(a * 3 + self.bias, 1)) * 2.0"
+    forward = "return torch.softmax(-a, 1) + 1, torch.tanh(torch.softmax(a * 3 + self.bias, 1)) * self.bias"
     task = make_task(model_source(forward, [(3, 5, 7, 11)], INIT), "cuda")
     program = emulated(task, [ChannelSoftmax.name], tmp_path, monkeypatch)
     body = program.files["program.py"].split("def forward")[1]
-    assert "channel_softmax_" in body
+    assert body.count("channel_softmax_") == 2
     assert "_aten" not in body
 
 

@@ -135,6 +135,8 @@ inline void run(unsigned first, unsigned last, size_t shared_bytes) {
   }
 }
 
+// Of each source alone: kernels of two sources may take structures of the same name that differ.
+namespace {
 template <typename... A>
 struct Call {
   void (*function)(A...);
@@ -157,6 +159,7 @@ int launch(void (*function)(A...), dim3 grid, dim3 block, void** arguments, size
     for (unsigned b = 0; b < blocks; ++b) run(b, b + 1, shared);
   return 0;
 }
+}  // namespace
 
 }  // namespace emulator
 
@@ -168,11 +171,11 @@ inline dim3& emulated_grid = emulator::grid_size;
 #define gridDim emulated_grid
 
 template <typename... A>
-cudaError_t cudaLaunchCooperativeKernel(void (*f)(A...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+static cudaError_t cudaLaunchCooperativeKernel(void (*f)(A...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
   return emulator::launch(f, grid, block, arguments, shared, true);
 }
 template <typename... A>
-cudaError_t cudaLaunchKernel(void (*f)(A...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
+static cudaError_t cudaLaunchKernel(void (*f)(A...), dim3 grid, dim3 block, void** arguments, size_t shared, cudaStream_t) {
   return emulator::launch(f, grid, block, arguments, shared, false);
 }
 template <typename F>

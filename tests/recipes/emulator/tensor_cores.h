@@ -81,7 +81,7 @@ inline std::vector<std::vector<PendingCopy>>& my_groups() {
 }  // namespace emulator
 
 template <typename... A, typename... B>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*f)(A...), B... given) {
+static cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*f)(A...), B... given) {
   emulator::cluster = 1;
   for (unsigned i = 0; i < config->numAttrs; ++i)
     if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) emulator::cluster = config->attrs[i].val.clusterDim.y;
