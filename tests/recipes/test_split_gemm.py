@@ -223,6 +223,8 @@ def test_k_is_cut_only_where_blocks_would_be_idle() -> None:
     assert splits(128, 2048, 8192, 132, chosen) > 1
     assert not supported(128, 3, 64)
     assert not supported(128, 64, 60)
+    assert supported(128, 2**23 - 256, 64)
+    assert not supported(128, 2**23, 64)
 
 
 @needs_nvcc

@@ -46,7 +46,8 @@ class Planes:
     def supported(self) -> bool:
         """The window of a thread fits its registers, and its items a 32-bit index."""
         fits = self.taps[0] * (self.taps[1] + COLUMNS - 1) <= 80 and max(self.taps) <= 11
-        return fits and min(self.out_height, self.out_width) > 0 and self.items < 2**31 - THREADS
+        planes = max(self.height * self.width, self.out_height * self.out_width)
+        return fits and min(self.out_height, self.out_width) > 0 and max(self.items + THREADS, planes) < 2**31
 
     @property
     def rows(self) -> int:

@@ -15,6 +15,9 @@ TEMPLATE = Path(__file__).parent / "templates" / "split_gemm.cu"
 TILE = 128
 """Rows of x and of w in a block's tile."""
 
+MOST_IN_GRID = 65535
+"""Blocks along the grid's second and third dimension."""
+
 ACTIVATIONS = {"none": 0, "relu": 1, "gelu": 2}
 """The launcher's codes."""
 
@@ -71,7 +74,8 @@ def tiles(rows: int) -> int:
 
 def supported(m: int, n: int, k: int) -> bool:
     """Whether the kernel is written for a product of [m, k] and [n, k]."""
-    return m >= 1 and n >= 2 and n % 2 == 0 and k >= 8 and k % 8 == 0 and max(m, n, k, m * n) < 2**31
+    fits = max(m, n, k, m * n) < 2**31 and tiles(n) < MOST_IN_GRID
+    return fits and m >= 1 and n >= 2 and n % 2 == 0 and k >= 8 and k % 8 == 0
 
 
 def tiling(arch: str, shared_memory: int) -> Tiling | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from stitchcuda.recipes.split_gemm_kernel import TEMPLATE, Tiling, settings, splits, tiles
+from stitchcuda.recipes.split_gemm_kernel import MOST_IN_GRID, TEMPLATE, Tiling, settings, splits, tiles
 
 OWN_TEMPLATE = Path(__file__).parent / "templates" / "split_matmul.cu"
 
@@ -21,9 +21,6 @@ MOST_CHUNKS, LEAST_CHUNK = 64, 512
 
 WHOLE_K = 1024
 """Sums up to which an operand is read once, as the source has it."""
-
-MOST_IN_GRID = 65535
-"""Blocks along the grid's second and third dimension."""
 
 ADAPTED = (
     (

@@ -16,7 +16,7 @@ constexpr uint32_t ITEMS = static_cast<uint32_t>(PLANES) * TILES * QUADS;
 template <int V> struct alignas(4 * V) Pack { float at[V]; };
 
 // The inputs of row ``y`` from column ``x`` on; zeros outside the plane. ``x`` - LEAD is a multiple of READ.
-__device__ __forceinline__ void read_row(const float* __restrict__ plane, int y, int x, float (&row)[SPAN]) {
+static __device__ __forceinline__ void read_row(const float* __restrict__ plane, int y, int x, float (&row)[SPAN]) {
   const bool inside = y >= 0 && y < HEIGHT;
   float all[PACKS * READ];
 #pragma unroll
