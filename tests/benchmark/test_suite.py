@@ -10,7 +10,7 @@ import pytest
 
 from stitchcuda.benchmark.model import SweepConfig
 from stitchcuda.benchmark.split import TEST
-from stitchcuda.benchmark.suite import answers_to, items_of, numbers
+from stitchcuda.benchmark.suite import absent_of, answers_to, items_of, numbers
 from stitchcuda.errors import StitchError, TaskError
 from stitchcuda.knowledge.retriever import Retriever
 from stitchcuda.knowledge.search import Searcher
@@ -128,8 +128,11 @@ def test_programs_are_found_by_the_names_of_their_tasks(root: Path, tmp_path: Pa
     (programs / "level1" / "10_sigmoid").mkdir(parents=True)
     (programs / "level1" / "10_sigmoid" / "program.py").write_text("")
     (programs / "2_tanh.py").write_text("")
-    items = items_of(SweepConfig.checked(suite="score", root=str(root), levels=[1], programs=str(programs)))
+    asked = SweepConfig.checked(suite="score", root=str(root), levels=[1], programs=str(programs))
+    items = items_of(asked)
     assert [item.task for item in items] == ["kernelbench:1/2", "kernelbench:1/10"]
+    (absent,) = absent_of(asked, items)
+    assert "relu" in absent
     (tmp_path / "runs").mkdir()
     with pytest.raises(StitchError, match="has a task's name"):
         items_of(SweepConfig.checked(suite="score", root=str(root), levels=[1], programs=str(tmp_path / "runs")))

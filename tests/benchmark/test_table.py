@@ -57,6 +57,11 @@ def test_programs_of_the_recipes_beside_a_model_are_told_apart() -> None:
     assert "not the model's" not in markdown(sweep(records[:1]))
 
 
+def test_tasks_without_a_program_are_said_before_any_number() -> None:
+    table = markdown(sweep([record("a", 1.5)], suite="score").model_copy(update={"absent": ["b", "c"]}))
+    assert table.index("Of 3 tasks asked for 2 have no program, and count nowhere: b, c.") < table.index("## Summary")
+
+
 def test_an_unfinished_sweep_says_what_is_missing_and_why() -> None:
     table = markdown(sweep([record("a", 1.5)], still_open={"b.0": "the model gave no answer"}))
     assert "- incomplete: 1 of 2 items are done" in table

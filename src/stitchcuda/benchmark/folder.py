@@ -36,6 +36,7 @@ class Sweep(BaseModel):
     items: list[Item]
     records: list[Record] = Field(default_factory=list, description="of the items that are done, in the items' order")
     open: dict[str, str] = Field(default_factory=dict, description="items without a record: why")
+    absent: list[str] = Field(default_factory=list, description="tasks asked for that have no program")
     complete: bool = False
     begun: str = Field(default="", description="UTC, ISO 8601")
     ended: str = Field(default="", description="of the newest line")
@@ -111,6 +112,7 @@ def told(entries: Sequence[Entry], folder: Path) -> Sweep:
         items=items,
         records=[records[item.id] for item in items if item.id in records],
         open={item.id: reasons.get(item.id, "not run yet") for item in items if item.id not in records},
+        absent=list(begun.data.get("absent", [])),
         complete=all(item.id in records for item in items),
         begun=begun.at,
         ended=entries[-1].at,

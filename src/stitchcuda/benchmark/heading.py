@@ -62,6 +62,10 @@ def warnings(sweep: Sweep) -> list[str]:
         told.append("Several precision classes took part; each speedup is over stock options of its own class.")
     if len(set(_of(records, "torch"))) > 1:
         told.append("Several versions of torch took part.")
+    if sweep.absent:
+        names = ", ".join(sweep.absent[:5]) + (", ..." if len(sweep.absent) > 5 else "")
+        asked = len(sweep.absent) + len({item.task for item in sweep.items})
+        told.append(f"Of {asked} tasks asked for {len(sweep.absent)} have no program, and count nowhere: {names}.")
     solved = [r for r in records if r.solved]
     if sweep.config.model != RECIPES and (theirs := sum(r.author == RECIPES for r in solved)):
         told.append(

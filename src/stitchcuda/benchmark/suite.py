@@ -32,6 +32,15 @@ def items_of(config: SweepConfig) -> list[Item]:
     return [task.model_copy(update={"seed": seed}) for seed in range(config.seeds) for task in tasks]
 
 
+def absent_of(config: SweepConfig, items: list[Item]) -> list[str]:
+    """Tasks that were asked for and have no program among those that others made: a table must not hide them."""
+    if config.suite != "score" or not (config.folder or config.levels or config.split == "test"):
+        return []
+    tasks = _folder(Path(config.folder)) if config.folder else _kernelbench(config)
+    have = {item.task for item in items}
+    return [task.name for task in tasks if task.task not in have]
+
+
 def answers_to(items: list[Item]) -> tuple[str, ...]:
     """What names the tasks of a sweep to the knowledge base, so that it shows no program that won on one of them."""
     return tuple(dict.fromkeys(mark for item in items for mark in (item.fingerprint, item.digest) if mark))

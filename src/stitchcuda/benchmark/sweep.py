@@ -23,7 +23,7 @@ from stitchcuda.benchmark.log import NAME, Log
 from stitchcuda.benchmark.measuring import Place
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
 from stitchcuda.benchmark.score import score_item
-from stitchcuda.benchmark.suite import answers_to, items_of
+from stitchcuda.benchmark.suite import absent_of, answers_to, items_of
 from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
 from stitchcuda.hardware.detect import detect, torch_version, usable_cores
 from stitchcuda.workflow.events import Silent
@@ -56,6 +56,7 @@ def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
         about = {
             "config": config.model_dump(mode="json"),
             "items": [item.model_dump(mode="json") for item in items],
+            "absent": absent_of(config, items),
             "machine": machine(),
         }
         log.add("begun", about)
