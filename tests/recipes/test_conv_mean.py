@@ -83,6 +83,13 @@ def test_sums_that_fit_no_registers_or_index_are_left_alone() -> None:
     assert not rewrite(task, gpu(), [ConvMean.name])[1]
 
 
+def test_a_few_long_rows_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for shape, applies in (((16, 1, 2**20), False), ((2**14, 1, 2**10), True)):
+        source = model_source("return self.conv(a).mean(2)", [shape], "self.conv = nn.Conv1d(1, 16, 3)")
+        assert bool(rewrite(make_task(source, "cuda"), gpu(), [ConvMean.name])[1]) == applies
+
+
 def test_a_small_convolution_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     forward = "return self.conv(a).mean((2, 3))"

@@ -215,8 +215,11 @@ def seconds(rewriter: Rewriter, convolution: Convolution, dims: list[int]) -> tu
     windows = math.prod(convolution.taps[dim] for dim in dims) / math.prod(convolution.size[dim] for dim in dims)
     read = 4 * x.numel()
     stock = max(flops / rate, read / rewriter.bandwidth) + _bytes(convolution.node) / rewriter.bandwidth
-    passes = 1 if rewriter.target == "cuda" else convolution.taps[dims[0]]
-    own = read * (passes + 2 * windows) / rewriter.bandwidth + 2 * left / rate
+    bandwidth, passes = rewriter.bandwidth, convolution.taps[dims[0]]
+    if rewriter.target == "cuda":  # one pass, of which few rows keep few threads busy
+        plan = _plan(x.shape, dims[0] + 2, convolution.windows(dims[0]))
+        bandwidth, passes = min(bandwidth, plan.bytes_per_second), 1
+    own = read * passes / bandwidth + read * 2 * windows / rewriter.bandwidth + 2 * left / rate
     return stock, own + (2 + len(dims)) * rewriter.launch_seconds
 
 

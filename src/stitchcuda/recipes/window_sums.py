@@ -10,6 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 THREADS = 256
+LATENCY = 6e-7
+"""Seconds from a load to its value under load."""
 MOST_SUMS = 96
 """Floats of a thread that are summed at once, in registers."""
 
@@ -53,6 +55,12 @@ class WindowSums:
     def items(self) -> int:
         """Threads: a warp for each row, or one for each pack of neighbouring columns."""
         return self.outer * 32 if self.inner == 1 else self.outer * (self.inner // self.vector)
+
+    @property
+    def bytes_per_second(self) -> float:
+        """What the threads can read at most, by the bytes that each has on its way at once."""
+        in_flight = 4 * 4 if self.inner == 1 else 8 * 4 * self.vector
+        return self.items * in_flight / LATENCY
 
     @property
     def vector(self) -> int:
