@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -87,6 +88,23 @@ def test_rounding_noise_for_an_answer_is_ill_conditioned() -> None:
 
 def test_half_precision_classes_are_not_asked_for_a_rounded_copy() -> None:
     assert "bf16" not in found(model("self.l(x)", init=LINEAR), "bf16").tried
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_weights_are_moved_further_than_the_budget_of_their_class_allows(precision: str) -> None:
+    result = found(model("self.l(x)", "torch.randn(64, 128)", LINEAR), precision)
+    assert {"other_weights", "other_seed"} <= set(result.tried)
+    assert result.ours == []
+
+
+def test_what_an_earlier_state_of_the_rules_found_is_not_believed(tmp_path: Path) -> None:
+    source = model("self.l(x)", init=LINEAR)
+    expectation, cache = expect(source), tmp_path / "battery.json"
+    arguments = (expectation, TOLERANCES["fp32"].model_dump(), Variety(expectation, source), None, cache)
+    cache.write_text('{"passing": ["zeros"]}')
+    assert passing(*arguments) == []
+    cache.write_text(cache.read_text().replace('"passing": []', '"passing": ["zeros"]'))
+    assert passing(*arguments) == ["zeros"]
 
 
 def test_the_battery_leaves_the_state_as_it_was(tmp_path: object) -> None:

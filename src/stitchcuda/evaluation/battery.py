@@ -26,6 +26,9 @@ from stitchcuda.evaluation.families import FAMILIES, leaves
 from stitchcuda.evaluation.judging import ILL_CONDITIONED, Judge, Round, output_leaves
 from stitchcuda.evaluation.variety import Variety
 
+RULES = 2
+"""Of budgets and of how weights are moved; what was found under others is tried anew."""
+
 KERNELBENCH_TOLERANCES = {"1e-4": 1e-4, "1e-2": 1e-2}
 """Absolute and relative at once: fp32 today, and half precision or its earlier versions."""
 
@@ -244,7 +247,9 @@ def passing(
     file ``cache`` knows them. Empty when they could not be tried."""
     if cache is not None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return [str(name) for name in json.loads(cache.read_text())["passing"]]
+            known = json.loads(cache.read_text())
+            if known["rules"] == RULES:
+                return [str(name) for name in known["passing"]]
     try:
         found = run_battery(expectation, tolerance, variety, case, seconds=IN_EVALUATION, whole=False)
     except (RuntimeError, MemoryError):
@@ -253,7 +258,7 @@ def passing(
         with contextlib.suppress(OSError):
             cache.parent.mkdir(parents=True, exist_ok=True)
             scratch = cache.with_name(f".{cache.name}.{os.getpid()}")
-            scratch.write_text(json.dumps({"passing": found.ours, "left_out": found.left_out}))
+            scratch.write_text(json.dumps({"rules": RULES, "passing": found.ours, "left_out": found.left_out}))
             scratch.replace(cache)
     return found.ours
 
