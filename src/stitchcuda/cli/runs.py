@@ -41,7 +41,7 @@ def list_(out: Path = OUT, as_json: bool = JSON) -> None:
     from stitchcuda.report.terminal import new_console
 
     table = Table(box=None, pad_edge=False)
-    for name in ("run", "task", "status", "over best stock", "over eager", "attempts", "mind"):
+    for name in ("run", "task", "status", "over best", "over eager", "attempts", "mind"):
         table.add_column(name, no_wrap=name == "run", overflow="fold")
     for entry in found:
         table.add_row(
