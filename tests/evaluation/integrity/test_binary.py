@@ -96,6 +96,33 @@ def test_what_an_object_asks_for_runs_and_takes_is_seen(tmp_path: Path) -> None:
     assert {hit.path for hit in hits} == {"kernels.cpp"}
 
 
+AT_LOAD = {
+    "init": """
+extern "C" void early() {}
+asm(".pushsection .init,\\"ax\\",@progbits\\n call early\\n .popsection");
+""",
+    "resolver": """
+static int plain(int x) { return x; }
+extern "C" { static int (*resolve())(int) { return plain; } }
+static int chosen(int) __attribute__((ifunc("resolve")));
+extern "C" int scale(int x) { return chosen(x); }
+""",
+}
+
+
+@pytest.mark.parametrize("source", AT_LOAD.values(), ids=AT_LOAD)
+def test_code_that_runs_at_load_without_an_initialiser_is_seen(tmp_path: Path, source: str) -> None:
+    assert "static_initialiser" in {hit.rule for hit in binary.object_hits(compiled(tmp_path, source))}
+
+
+def test_clones_for_several_processors_are_not_held_against_a_program(tmp_path: Path) -> None:
+    source = """
+__attribute__((target_clones("avx2", "default"))) static int clone(int x) { return x * 3; }
+extern "C" int scale(int x) { return clone(x); }
+"""
+    assert {hit.rule for hit in binary.object_hits(compiled(tmp_path, source))} <= {"odd_object"}
+
+
 def test_a_library_that_loads_or_searches_elsewhere_is_seen(tmp_path: Path) -> None:
     (tmp_path / "other.cpp").write_text("int other() { return 1; }")
     other, library = tmp_path / "libother.so", tmp_path / "k.so"

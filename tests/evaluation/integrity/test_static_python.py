@@ -8,6 +8,8 @@ import pytest
 from stitchcuda.evaluation.integrity.rules import RULES
 from tests.evaluation.integrity.support import forward, inspected, rejected
 
+MODULE = "import torch\nclass M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+
 
 @pytest.mark.parametrize(
     ("source", "rule"),
@@ -56,6 +58,9 @@ from tests.evaluation.integrity.support import forward, inspected, rejected
         ("def f(x):\n    x.__class__.detach = print", "patches_framework"),
         ("def f(x):\n    type.__setattr__(type(x), input(), print)", "patches_framework"),
         ("import torch\nf = torch.compile(lambda x: x)", "stock_compiler"),
+        (f"{MODULE}        self.compile()", "stock_compiler"),
+        (f"{MODULE}        self.inner = torch.nn.Linear(2, 2)\n        self.inner.compile()", "stock_compiler"),
+        (f"{MODULE}        self.inner = M()\n        self.inner.compile()", "stock_compiler"),
         ("import __main__", "enters_harness"),
         ("import sys\nsys.modules['__main__'].x = 1", "enters_harness"),
         ("import stitchcuda.evaluation.runner", "enters_harness"),
@@ -121,6 +126,9 @@ def test_a_tensor_class_that_computes_when_it_is_looked_at_is_rejected_where_a_c
         "import torch\ntorch.ops.load_library('x')\ntorch.library.define('a::b', '() -> ()')",
         "import numpy as np\na = np.zeros(3)\na.shape = (3, 1)",
         "import random\nrandom.choice([1])",
+        f"{MODULE}        self.kernel = own.Kernel()\n        self.kernel.compile()",
+        f"{MODULE}        self.compile()\n    def compile(self):\n        pass",
+        "class Kernel(Base):\n    def run(self):\n        self.compile()",
         "load_inline(extra_ldflags=['-Wl,-rpath,/usr/local/cuda/lib64', '-lcublas'], extra_include_paths=['/opt/x'])",
         "text = '__global__ void k() { /* kill(0, 9) */ }  // _exit(0)'",
     ],

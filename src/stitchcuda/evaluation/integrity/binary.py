@@ -35,6 +35,8 @@ _JOINS = re.compile(
 _INITIALISERS = re.compile(
     r"_sub_I_\d+|asan\.|_GLOBAL__(sub_)?I_|_ZL\d+__sti____cudaRegisterAll|__sti____cudaRegisterAll|frame_dummy"
 )
+_LOAD_CODE = (".init", ".fini")
+"""Sections whose code the linker strings together into functions that the loader calls."""
 _STUB = re.compile(r"(\d+)__device_stub_(?=_)")
 _WRITERS = frozenset({"write", "pwrite", "pwrite64", "writev", "send", "sendmsg"})
 _PROBES = frozenset({"fcntl", "fcntl64", "dup", "poll", "readlink", "opendir", "fstat"})
@@ -134,18 +136,23 @@ class _Object:
                 yield self.hit("static_initialiser", section.name)
             elif section.kind == elf.SHT_INIT_ARRAY or section.name.startswith((".init_array", ".ctors")):
                 yield from self._initialisers(index)
+            elif section.name in _LOAD_CODE and section.size:
+                yield self.hit("static_initialiser", f"code in {section.name}")
             both = elf.SHF_WRITE | elf.SHF_EXECINSTR
             if section.flags & both == both:
                 yield self.hit("odd_object", f"section {section.name} is writable code")
 
     def _definition(self, symbol: Symbol) -> Iterator[Hit]:
+        name = symbol.name
+        if symbol.defined and symbol.kind == elf.STT_GNU_IFUNC:
+            # Of ``target_clones`` the compiler writes the resolver itself.
+            written = any(each.endswith(".resolver") for each in self._functions(symbol.section, symbol.value))
+            what = f"{name} is chosen by code that runs at load time"
+            yield self.hit("odd_object" if written else "static_initialiser", what)
         if not symbol.defined or symbol.binding == elf.STB_LOCAL:
             return
-        name = symbol.name
         if name in INTERPOSED or (symbol.binding == elf.STB_GLOBAL and name.startswith(INTERPOSED_PREFIXES)):
             yield self.hit("interposes", f"defines {name}")
-        if symbol.kind == elf.STT_GNU_IFUNC:
-            yield self.hit("odd_object", f"{name} is chosen by code that runs at load time")
 
     def _initialisers(self, index: int) -> Iterator[Hit]:
         relocations = self.file.relocations(index)
@@ -163,12 +170,13 @@ class _Object:
         symbol = self.file.symbols[number]
         if symbol.kind != elf.STT_SECTION:
             return symbol.name
-        at = [
-            each.name
-            for each in self.file.symbols
-            if each.kind == elf.STT_FUNC and each.section == symbol.section and each.value == addend
-        ]
-        return at[0] if at else ""
+        return next(self._functions(symbol.section, addend), "")
+
+    def _functions(self, section: int, value: int) -> Iterator[str]:
+        """Names of the functions that begin at a place."""
+        for each in self.file.symbols:
+            if each.kind == elf.STT_FUNC and (each.section, each.value) == (section, value):
+                yield each.name
 
 
 def _rule(name: str) -> str | None:

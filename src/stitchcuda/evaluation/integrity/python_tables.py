@@ -59,6 +59,9 @@ REFERENCES: dict[str, str] = by_name(
     torch.compile torch.jit.script torch.jit.trace torch.jit.freeze torch.jit.optimize_for_inference
     torch._dynamo.optimize torch._inductor.compile torch._inductor.compile_fx.compile_fx
     torch._inductor.aoti_compile_and_package torch.fx.experimental.optimization.fuse torch_tensorrt.compile
+    functorch.compile.memory_efficient_fusion functorch.compile.aot_function functorch.compile.aot_module
+    torch._functorch.aot_autograd.aot_function torch._functorch.aot_autograd.aot_module
+    torch.fx.experimental.optimization.optimize_for_inference torch.nn.Module.compile
     """,
     fixed_seed="""
     torch.manual_seed torch.seed torch.random.manual_seed torch.cuda.manual_seed torch.cuda.manual_seed_all

@@ -115,6 +115,7 @@ class _Scan:
         self.patches, self.files = Patches(view, precision, local), Files(view)
         self.docs = docstrings(view.tree)
         self.main_guard = under_main_guard(view.tree)
+        self.classes = {node.name: node for node in walk(view.tree) if isinstance(node, ast.ClassDef)}
 
     def run(self) -> Iterator[Hit]:
         for node in walk(self.tree):
@@ -192,6 +193,8 @@ class _Scan:
         for path in self.names.resolve(node):  # what a roundabout look-up gives: getattr(os, "_ex" + "it")
             if path in tables.REFERENCES and path.rpartition(".")[2] not in _RUNNING:
                 yield self.hit(tables.REFERENCES[path], node, path)
+        if name == "compile" and isinstance(node.func, ast.Attribute) and self._is_module(node.func.value):
+            yield self.hit("compiler_wrap", node, ".compile() of a module")
         if name == "manual_seed" and not functions & tables.REFERENCES.keys():
             yield self.hit("fixed_seed", node, ".manual_seed()")
         if name in ("half", "bfloat16") and not node.args and self.precision == "fp32":
@@ -205,6 +208,21 @@ class _Scan:
                 yield self.hit("precision_switch", node, f"set_float32_matmul_precision({asked!r})")
         if name == "register_module_forward_hook":
             yield self.hit("changes_environment", node, name)
+
+    def _is_module(self, node: ast.expr) -> bool:
+        """Whether a thing is surely a ``torch.nn.Module`` with torch's methods: made of a class of torch's; or ``self``
+        or made of a class of this file, where all of these are modules."""
+        if any(path.startswith("torch.nn.") and path.endswith("()") for path in self.names.resolve(node)):
+            return True
+        if "compile" in self.names or not self.classes or not all(map(self._is_module_class, self.classes.values())):
+            return False
+        if isinstance(node, ast.Name) and node.id == "self":
+            return True
+        made = self.names.values(ast.unparse(node)) if isinstance(node, (ast.Name, ast.Attribute)) else [node]
+        return any(isinstance(each, ast.Call) and called_name(each) in self.classes for each in made)
+
+    def _is_module_class(self, node: ast.ClassDef) -> bool:
+        return any(path.startswith("torch.nn.") for base in node.bases for path in self.names.resolve(base))
 
     def _named_call(self, node: ast.Call, function: str) -> Iterator[Hit]:
         yield from self.patches.called(node, function)
