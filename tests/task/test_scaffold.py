@@ -133,3 +133,10 @@ def test_the_command_writes_tries_and_reports(package: Path) -> None:
     again = subprocess.run(command, capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert "block_task.py exists" in again.stderr
+
+
+def test_a_file_inside_a_package_is_imported_as_its_part(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(package / "shop")
+    made = scaffold("nets/models.py:Block")
+    assert "import shop.nets.models as package" in made.source
+    assert f"sys.path.insert(0, {str(package)!r})" in made.source

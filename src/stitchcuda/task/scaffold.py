@@ -37,7 +37,7 @@ def scaffold(reference: str, *, timeout_s: float = 120) -> Scaffold:
         path = Path(module).resolve()
         if not path.is_file():
             raise TaskError(f"there is no file {module!r}")
-        folder, module = str(path.parent), path.stem
+        folder, module = _importable(path)
     command = [sys.executable, "-m", "stitchcuda.task.introspect", module, name, folder]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
@@ -51,6 +51,14 @@ def scaffold(reference: str, *, timeout_s: float = 120) -> Scaffold:
     if "error" in facts:
         raise TaskError(f"{reference} cannot be used: {facts['error']}")
     return Scaffold(_source(module, name, facts), _left(facts))
+
+
+def _importable(path: Path) -> tuple[str, str]:
+    """The folder and the dotted name that a file is imported by: from above the packages that it lies in."""
+    folder, module = path.parent, path.stem
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        folder, module = folder.parent, f"{folder.name}.{module}"
+    return str(folder), module.removesuffix(".__init__")
 
 
 def _source(module: str, name: str, facts: dict[str, Any]) -> str:
