@@ -8,7 +8,7 @@ import pytest
 
 from stitchcuda.recipes.group_norm import GroupNorm
 from stitchcuda.recipes.group_norm_kernel import teams_of
-from stitchcuda.recipes.write import rewrite
+from stitchcuda.recipes.write import rewrite, write_program
 from tests.recipes.emulation import emulated, gpu
 from tests.recipes.support import make_task, model_source
 
@@ -53,6 +53,18 @@ def test_the_kernel_computes_the_normalisation(name: str, tmp_path: Path, monkey
     assert "group_norm_" in body
     assert "_aten.group_norm" not in body
     assert "sigmoid" not in body.split("def forward")[1]
+
+
+def test_what_is_normalised_once_is_not_overwritten_by_a_call() -> None:
+    init = "self.norm, self.table = nn.GroupNorm(8, 64), nn.Parameter(torch.randn(64, 64, 56, 56))"
+    task = make_task(model_source("return F.relu(self.norm(self.table) + a) * 2", [(64, 64, 56, 56)], init), "cuda")
+    program = write_program(task, gpu(), [GroupNorm.name, "pointwise"])
+    assert program.manifest is not None
+    prepare, forward = program.files["program.py"].split("def prepare")[1].split("def forward")
+    (fused,) = (launcher for launcher in program.manifest.launchers if launcher.name.startswith("fused"))
+    assert "group_norm_" in prepare
+    assert "group_norm_" not in forward
+    assert [argument.role for argument in fused.arguments] == ["input", "input", "output"]
 
 
 def test_teams_fill_the_device() -> None:

@@ -62,7 +62,8 @@ def fixed_nodes(rewriter: Rewriter) -> set[fx.Node]:
     """Nodes that depend on state alone: they may be computed once, so nothing may overwrite them."""
     fixed: set[fx.Node] = set(rewriter.captured.states)
     for node in rewriter.graph.nodes:
-        if node.op == "call_function" and not is_launch(node) and all(s in fixed for s in node.all_input_nodes):
+        steady = not is_launch(node) or not node.meta["writes"]
+        if node.op == "call_function" and steady and all(s in fixed for s in node.all_input_nodes):
             fixed.add(node)
     return fixed
 
