@@ -25,6 +25,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks 
     if as_json:
         typer.echo(json.dumps({"ok": not missing, "checks": [dataclasses.asdict(check) for check in checks]}, indent=2))
     else:
+        from rich.markup import escape
         from rich.table import Table
 
         from stitchcuda.report.terminal import new_console
@@ -34,7 +35,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="Print the checks 
             table.add_column(heading, overflow="fold")
         marks = {"ok": "[green]ok[/]", "missing": "[red]missing[/]", "optional": "[yellow]optional[/]"}
         for check in checks:
-            table.add_row(marks[check.state], check.name, check.found, check.fix)
+            table.add_row(marks[check.state], check.name, escape(check.found), escape(check.fix))
         new_console().print(table)
         verdict = "StitchCUDA can work here." if not missing else f"To repair: {', '.join(c.name for c in missing)}."
         typer.echo(verdict)
