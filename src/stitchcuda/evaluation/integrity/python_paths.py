@@ -127,11 +127,11 @@ class Paths:
         if isinstance(node, (ast.For, ast.AsyncFor)):
             way = self._effects(node.iter, way)
             ways = self._block(node.body, [self._bind(node.target, self._sources(node.iter, way), node.iter, way)])
-            return self._block(node.orelse, ways)
+            return self._block(node.orelse, self._looped(ways))
         if isinstance(node, ast.While):
             way = self._effects(node.test, way)
             way = replace(way, asked=way.asked | self._sources(node.test, way))
-            return self._block(node.body, [way])
+            return self._looped(self._block(node.body, [way]))
         if isinstance(node, (ast.With, ast.AsyncWith)):
             for item in node.items:
                 way = self._effects(item.context_expr, way)
@@ -141,6 +141,18 @@ class Paths:
         if isinstance(node, ast.Match):
             return [after for case in node.cases for after in self._block(case.body, [way])]
         return self._simple(node, way)
+
+    def _looped(self, ways: list[Way]) -> list[Way]:
+        """After a loop: what one turn of it collects is there whichever way the last one went."""
+        collected: dict[str, Sources] = {}
+        for way in ways:
+            for name, held in way.names.items():
+                if INPUT in held and base(name) in self.containers:
+                    collected[name] = collected.get(name, NOTHING) | held
+        return [
+            replace(way, names=way.names | {n: held | way.names.get(n, NOTHING) for n, held in collected.items()})
+            for way in ways
+        ]
 
     def _tried(self, node: ast.Try, way: Way) -> list[Way]:
         after = self._block(node.body, [way])
