@@ -201,7 +201,7 @@ def test_sixteen_bits_are_no_cheat_in_a_class_that_allows_them() -> None:
         "y = torch.empty_like(x).uniform_()\nreturn y",
         "global LAST\ny = g(x)\nLAST = y\nreturn y",
         "for y in x.chunk(2):\n    if y.dim() == 1: continue\n    self.ring.append(g(y))\nreturn torch.cat(self.ring)",
-        "while self.more(x):\n    if x.dim() == 1: self.ring.append(g(x))\n    else: x = x[0]\nreturn torch.cat(self.ring)",
+        "while more(x):\n    if x.dim(): x = x[0]\n    else: self.ring.append(g(x))\nreturn torch.cat(self.ring)",
     ],
 )
 def test_what_the_inputs_decide_or_unknown_calls_may_fill_is_left_alone(body: str) -> None:
