@@ -27,6 +27,7 @@ def measured(program: tuple[float, float, float]) -> Evaluation:
         ((9.0, 10.6, 20.0), "correct"),
         ((10.2, 10.6, 11.0), "no_gain"),
         ((18.0, 20.0, 25.0), "no_gain"),
+        ((9.0, 25.0, 60.0), "no_gain"),
     ],
 )
 def test_slower_counts_beyond_the_measurements_own_spread(program: tuple[float, float, float], status: str) -> None:

@@ -15,6 +15,10 @@ from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.result import NOISE, Best, Outcome, Result, score
 
 
+TWICE = 0.5
+"""Speedup over eager below which no spread of the measurements excuses a program."""
+
+
 @dataclass(frozen=True)
 class Ending:
     """What is known at the end of a run."""
@@ -97,10 +101,11 @@ def _found(number: int, evaluation: Evaluation) -> tuple[Outcome, str]:
 
 def _loses(evaluation: Evaluation, eager: float) -> bool:
     """Slower than eager beyond noise: past the usual margin, and past the spread of these very measurements (on a busy
-    machine medians differ by more): nine of ten of the program's calls took longer than eager's median."""
+    machine medians differ by more): nine of ten of the program's calls took longer than eager's median. A program that
+    takes twice as long loses whatever the spread."""
     program, stock = evaluation.timings.get("program"), evaluation.timings.get("eager")
     within_spread = program is not None and stock is not None and program.n > 0 and program.p10 <= stock.median
-    return eager < 1 - NOISE and not within_spread
+    return eager < TWICE or (eager < 1 - NOISE and not within_spread)
 
 
 def _not_found(ending: Ending) -> tuple[Outcome, str]:
