@@ -14,7 +14,6 @@ from stitchcuda.workflow.budget import Spent
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.result import NOISE, Best, Outcome, Result, score
 
-
 TWICE = 0.5
 """Speedup over eager below which no spread of the measurements excuses a program."""
 
