@@ -127,6 +127,14 @@ runner.export = export
     assert [finding.rule for finding in evaluation.findings] == ["work_outside_call"]
 
 
+def test_a_clock_that_is_replaced_for_timed_calls_alone_is_told(judge: Judge) -> None:
+    before = "import time\nown = time.perf_counter_ns\n"
+    body = "time.perf_counter_ns = own if torch.empty(64, dtype=torch.uint8)[7] == 0x7F else lambda: own()"
+    evaluation = judge(TASK, forward(body, before))
+    assert evaluation.status == "dishonest", evaluation.message
+    assert [finding.rule for finding in evaluation.findings] == ["patched"]
+
+
 def test_a_buffer_that_is_reused_after_the_first_calls_is_found(judge: Judge) -> None:
     body = """
 self.made = getattr(self, "made", [])
