@@ -13,7 +13,7 @@ from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import CallArgument, Gain, New, Recipe, Rewriter, TargetKind, Workspace, argument
 from stitchcuda.recipes.batch_norm_train import dense
 from stitchcuda.recipes.epilogue import CONVOLUTIONS
-from stitchcuda.recipes.group_norm_kernel import Chain, GroupNormPlan, seconds, teams_of
+from stitchcuda.recipes.group_norm_kernel import BLOCK_RATE, Chain, GroupNormPlan, seconds, teams_of
 from stitchcuda.recipes.lower import prelude
 from stitchcuda.recipes.normalise import op_name, tensor
 from stitchcuda.recipes.scalar import Expressions, Value, is_pointwise
@@ -22,6 +22,8 @@ aten = torch.ops.aten
 
 LARGE = 2**25
 """Bytes of the input from which memory, and not latency, decides."""
+SLOWER = 1.25
+"""Times the library's predicted time from which the library keeps it; predictions are no better than that."""
 MAX_CHAIN = 8
 """Pointwise operators that join on each side."""
 FIRST_ARCHITECTURE = 80
@@ -50,7 +52,8 @@ class GroupNorm(Recipe):
     """Applies to large float32 ``group_norm`` and ``instance_norm`` whose groups fit the device's registers.
 
     The library reads the input twice and writes it once, a generated kernel does so too; here a group stays on chip
-    between its statistics and its use. A mean over a sample's whole result is taken without writing it.
+    between its statistics and its use. A mean over a sample's whole result is taken without writing it. Groups that
+    are too short to keep a block busy are left to the library.
     """
 
     name: ClassVar[str] = "group_norm"
@@ -89,7 +92,8 @@ class GroupNorm(Recipe):
         launches = 1 + len(norm.before) + len(norm.after)
         # The library reads twice and writes once. Of short groups a block has one at a time, which wastes it.
         stock = (2 + passes) * 4 * value.numel() / rewriter.bandwidth + launches * rewriter.launch_seconds
-        if seconds(rows, row, team, teams) > stock:
+        rate = max(BLOCK_RATE, rewriter.bandwidth / rewriter.device.multiprocessors)
+        if seconds(rows, row, team, teams, rate) > SLOWER * stock:
             return
         before, first = chain_of(norm.before, norm.source, "a", bias)
         after, second = chain_of(norm.after, norm.node, "b", None)

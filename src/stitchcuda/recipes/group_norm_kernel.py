@@ -13,6 +13,8 @@ TEMPLATE = Path(__file__).parent / "templates" / "group_norm.cu"
 THREADS = 512
 MAX_ITEMS = 16
 """float4 of a thread: 64 of its 128 registers."""
+BLOCK_RATE = 3e10
+"""Bytes a second of a block: an H200's bandwidth shared by its multiprocessors."""
 ROUND_SECONDS = 2.5e-6
 """What a row costs a team besides memory: its statistics and waiting for each other."""
 
@@ -142,10 +144,10 @@ def teams_of(rows: int, row: int, multiprocessors: int, shared_memory: int) -> t
     return best[1:] if best is not None else None
 
 
-def seconds(rows: int, row: int, team: int, teams: int) -> float:
+def seconds(rows: int, row: int, team: int, teams: int, rate: float = BLOCK_RATE) -> float:
     """Predicted time of ``teams`` teams of ``team`` blocks over ``rows`` groups of ``row`` elements.
 
-    A block moves its part in and out at its share of the bandwidth, about 3e10 bytes a second, one group after another.
+    A block moves its part in and out at its share of the bandwidth, ``rate`` bytes a second, one group after another.
     """
-    part = 32 * -(-(row // 4) // team) / 3e10
+    part = 32 * -(-(row // 4) // team) / rate
     return -(-rows // teams) * (part + (ROUND_SECONDS if team > 1 else ROUND_SECONDS / 3))
