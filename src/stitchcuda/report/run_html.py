@@ -116,7 +116,7 @@ def _verdict(story: Story) -> str:
     if result.target_speedup is not None:
         met = "met" if result.target_met else "not met"
         lines.append(escape(f"target {result.target_speedup:g}x over the best stock option: {met}"))
-    if result.stopped:
+    if result.stopped and result.status != "no_rewrite":  # which says why already
         lines.append(escape(f"search ended: {result.stopped}"))
     return f'<div class="verdict">{"<br>".join(lines)}</div>'
 

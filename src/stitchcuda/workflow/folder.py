@@ -165,7 +165,10 @@ class RunFolder:
             raise RunError(f"'{which}' is neither a program's number nor 'best'.")
         if not path.is_dir():
             have = sorted(p.name for p in (self.path / "programs").glob("[0-9]*") if p.is_dir())
-            raise RunError(f"The run has no program '{which}'; it has {', '.join(have) or 'none'}.")
+            raise RunError(
+                f"The run has no program '{which}'; it has {', '.join(have) or 'none'}. "
+                f"What became of it: stitchcuda runs show {self.path}"
+            )
         return load_program(path)
 
 
