@@ -27,6 +27,7 @@ from coder_experiment.train import Bench, Grpo, Rollout
 Kind = Literal["grpo", "rejection", "supervised"]
 SFT_RANK, GRPO_RANK = 32, 8
 CHECKPOINT_STEPS, SFT_CHECKPOINT_STEPS = 5, 15
+FIRST_LOOK, LOOK_STEPS = 10, 5
 PARTIAL_SFT, FULL_SFT = "sft", "sft_longer"
 
 
@@ -78,7 +79,7 @@ def supervise(
     bench: Bench, folder: Folder, data: Data, budget: Budget, name: str, clock: Clock, *, stop_at: float = 0.45
 ) -> bool:
     """Supervised training on the cold start, to its end or (``stop_at`` above 0) until that share of answers to
-    validation tasks is correct and 80 % compile, looked at every 15 steps from the 30th. False when the time was up."""
+    validation tasks is correct and 80 % compile, looked at every 5 steps from the 10th. False when the time was up."""
     arm = folder.arm(name)
     adam, step = _resume(bench, arm, budget.sft_lr)
     order = random.Random(5)
@@ -99,7 +100,7 @@ def supervise(
         record: dict[str, Any] = train.sft_step(bench, adam, batches[step], rate, micro=32)
         record |= {"step": step, "seconds": {"update": time.monotonic() - began}}
         step += 1
-        if (stop_at and step >= 30 and step % 15 == 0) or step == len(batches):
+        if (stop_at and step >= FIRST_LOOK and step % LOOK_STEPS == 0) or step == len(batches):
             bench.generator.refresh()
             found = train.rollouts(bench, asked, 4, "rubric", 900_000 + step)
             record["validation"] = train.summary(found, 4)
