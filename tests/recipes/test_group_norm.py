@@ -67,6 +67,14 @@ def test_what_is_normalised_once_is_not_overwritten_by_a_call() -> None:
     assert [argument.role for argument in fused.arguments] == ["input", "input", "output"]
 
 
+def test_a_result_of_state_alone_is_computed_at_every_call() -> None:
+    init = "self.norm, self.table = nn.GroupNorm(8, 64), nn.Parameter(torch.randn(64, 64, 56, 56))"
+    task = make_task(model_source("return self.norm(self.table), a + 1", [(4,)], init), "cuda")
+    text = write_program(task, gpu(), [GroupNorm.name]).files["program.py"]
+    assert "group_norm_" not in text.split("def prepare")[1].split("def forward")[0]
+    assert "getitem = torch.empty" in text.split("def forward")[1]
+
+
 def test_teams_fill_the_device() -> None:
     team, teams, items = teams_of(7168, 512 * 512, 132, 232448) or (0, 0, 0)
     assert (team, teams, items) == (8, 16, 16)

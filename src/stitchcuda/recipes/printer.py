@@ -108,7 +108,9 @@ class Printer:
         for node in nodes:
             if node.op != "call_function" or is_impure(node):
                 continue
-            if self.roots[node] in returned or self.roots[node] in written:
+            # Each result of a launcher is memory of its own.
+            results = {self.roots[user] for user in node.users} if is_launch(node) else {self.roots[node]}
+            if results & (returned | written):
                 continue
             if all(source in hoisted or source in fixed for source in node.all_input_nodes):
                 hoisted.add(node)
