@@ -40,6 +40,16 @@ def test_list_tells_runs_from_other_folders(finished: Finished, cache: Path, tmp
     assert "damaged at line" in resumed.stderr
 
 
+def test_the_way_to_go_on_can_be_pasted(finished: Finished, cache: Path, tmp_path: Path) -> None:
+    run = tmp_path / "a folder" / finished.run.name
+    shutil.copytree(finished.run, run)
+    (run / "summary.json").unlink()
+    journal = run / "journal.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:5]))
+    (told,) = in_turn(("runs", "show", run), cache=cache, cwd=tmp_path)
+    assert f"stitchcuda runs resume '{run}'" in told.stdout
+
+
 def number_of(finished: Finished, source: str) -> str:
     """The number that a program got; ideas are worked on side by side, so it is not always the same."""
     programs = sorted((finished.run / "programs").glob("*/program.py"))

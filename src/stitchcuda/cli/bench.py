@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -353,11 +354,11 @@ def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: 
     try:
         sweep = run(lambda line: typer.echo(line, err=True))
     except Interrupted as stopped:
-        typer.echo(f"{stopped}; go on with: stitchcuda bench resume {place}", err=True)
+        typer.echo(f"{stopped}; go on with: stitchcuda bench resume {quote(str(place))}", err=True)
         raise typer.Exit(128 + stopped.number) from None
     except StitchError as error:
         if (place / "journal.jsonl").is_file() and "bench resume" not in str(error):
-            typer.echo(f"go on with: stitchcuda bench resume {place}", err=True)
+            typer.echo(f"go on with: stitchcuda bench resume {quote(str(place))}", err=True)
         raise
     if as_json:
         _print_json(_document(sweep))

@@ -6,6 +6,7 @@ import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -173,11 +174,11 @@ def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, a
         with recorder.view:
             result = run(recorder)
     except Interrupted as stopped:
-        typer.echo(f"{stopped}; go on with: stitchcuda runs resume {stopped.folder}", err=True)
+        typer.echo(f"{stopped}; go on with: stitchcuda runs resume {quote(str(stopped.folder))}", err=True)
         raise typer.Exit(128 + stopped.number) from None
     except Exception as error:  # whatever it was, what is paid and measured is kept
         if recorder.folder is not None and recorder.folder.is_dir() and "runs resume" not in str(error):
-            typer.echo(f"go on with: stitchcuda runs resume {recorder.folder}", err=True)
+            typer.echo(f"go on with: stitchcuda runs resume {quote(str(recorder.folder))}", err=True)
         raise
     if as_json:
         print_json(result.model_dump(mode="json"))

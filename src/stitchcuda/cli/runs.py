@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import typer
@@ -112,7 +113,7 @@ def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
         for line in scorecard_lines(card) if card is not None else []:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     elif story.status != "running":
-        console.print(f"go on with: stitchcuda runs resume {story.run}", markup=False, soft_wrap=True)
+        console.print(f"go on with: stitchcuda runs resume {quote(str(story.run))}", markup=False, soft_wrap=True)
 
 
 @runs.command("report")
