@@ -131,10 +131,10 @@ class Store:
 
     def _version(self) -> str | None:
         db = self.connection
-        if not db.execute("SELECT 1 FROM sqlite_master WHERE name='meta'").fetchone():
-            if db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-                return "of another program"
-            return None
+        # One statement, one view: another process may make the tables between two.
+        names = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}
+        if "meta" not in names:
+            return "of another program" if names else None
         row = db.execute("SELECT value FROM meta WHERE key='schema'").fetchone()
         return str(row[0]) if row else None
 
