@@ -37,7 +37,7 @@ def digest(profile: Profile) -> str:
             parts.append(f"- while idle the host was {causes}")
     if line.copy_seconds > 0:
         pageable = f", {_share(line.pageable_seconds, line.copy_seconds)} pageable" if line.pageable_seconds > 0 else ""
-        parts.append(f"- copies between host and device {milliseconds(line.copy_seconds)}{pageable}")
+        parts.append(f"- copies {milliseconds(line.copy_seconds)}{pageable}")
     parts += _path(profile)
     operators = [one for one in profile.operators[:OPERATORS] if one.share >= TELLING]
     if operators:
