@@ -23,6 +23,7 @@ from stitchcuda.agents.prompting import (
 )
 from stitchcuda.agents.reading import read_program
 from stitchcuda.agents.references import References
+from stitchcuda.agents.roles import Attempt
 from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN
 from stitchcuda.knowledge.model import Passage
 from stitchcuda.knowledge.retriever import CHARACTERS_PER_TOKEN as RETRIEVED
@@ -77,7 +78,15 @@ def test_no_prompt_of_a_huge_task_is_longer_than_24k_tokens(kind: str, reference
     prompts = {
         "planner": planner_prompt(
             plan_request(
-                kind, task=huge, facts=many, attempts=attempts(30), profile=profile(kernels=20), references=references
+                kind,
+                task=huge,
+                facts=many,
+                attempts=attempts(30),
+                ideas=attempts(30),
+                best=large,
+                best_profile=profile(kernels=20),
+                profile=profile(kernels=20),
+                references=references,
             )
         ),
         "draft": coder_prompt(code_request(kind, **shared, program=large)),
@@ -303,3 +312,33 @@ def test_planner_and_verifier_see_what_counters_say_of_kernels() -> None:
     assert (
         "What became of" not in verifier_prompt(verify_request("cuda", reference_profile=profile()), ["next"]).message
     )
+
+
+def test_a_planner_that_is_asked_again_sees_what_new_ideas_start_from_and_every_idea_that_was_tried() -> None:
+    tried = [
+        Attempt(number=n, idea=f"idea {n}", step="s", status="correct", over_best=1.0 + n / 10, speedup=2.0)
+        for n in range(1, 7)
+    ]
+    request = plan_request(
+        "cuda",
+        attempts=tried[-4:],
+        ideas=tried,
+        best=native_program("cuda"),
+        best_profile=profile("program"),
+        best_speedup=1.6,
+        best_seconds=2e-3,
+    )
+    message = planner_prompt(request).message
+    assert "1.60x over the best stock option, 2 ms a call. Every idea of your plan starts from it" in message
+    assert 'extern "C"' in message
+    assert "Profile of the program by kineto" in message
+    assert all(f'"idea {n}": correct, 1.{n}0x' in message for n in range(1, 7))
+    assert "given up" not in message
+    first = planner_prompt(plan_request("cuda")).message
+    assert "best program so far" not in first
+    assert "Ideas that were tried" not in first
+
+
+def test_a_planner_knows_what_the_engineer_can_write() -> None:
+    for kind in ("cuda", "cpu"):
+        assert "Native code cannot call torch." in planner_prompt(plan_request(kind)).instructions

@@ -74,5 +74,6 @@ def test_each_limit_ends_a_run_in_words() -> None:
 def test_only_a_language_model_on_a_gpu_is_given_counters_unasked() -> None:
     free, paid = RunConfig(task="t.py"), RunConfig(task="t.py", model="openai:x")
     assert [free.counted("cuda"), free.counted("cpu"), paid.counted("cuda"), paid.counted("cpu")] == [0, 0, 3, 0]
+    assert RunConfig(task="t.py", model="openai:x", ablate=["profile"]).counted("cuda") == 0
     assert RunConfig(task="t.py", counters=2).counted("cpu") == 2
     assert RunConfig(task="t.py", model="openai:x", counters=0).counted("cuda") == 0

@@ -31,6 +31,10 @@ SOURCE_LIMIT = 24_000
 """Characters of a task's source that are shown."""
 PROGRAM_LIMIT = 32_000
 """Characters of a program that are shown."""
+PLANNED_LIMIT = 16_000
+"""Characters of the best program that a Planner is shown."""
+IDEAS_SHOWN = 12
+"""Earlier ideas of which a Planner is told, the latest."""
 SHORT_SOURCE = 12_000
 """Characters of a task's source that are shown beside a long program and long references."""
 
@@ -67,8 +71,14 @@ def planner_prompt(request: PlanRequest) -> Prompt:
         best_name=best,
         best_seconds=baselines[best],
         attempts=request.attempts,
+        ideas=request.ideas[-IDEAS_SHOWN:],
+        program=request.best,
+        limit=PLANNED_LIMIT,
+        best_speedup=request.best_speedup,
+        program_seconds=request.best_seconds,
+        program_profile=digest_of(request.best_profile).rstrip() if request.best_profile else "",
         references=request.references,
-        source_limit=SOURCE_LIMIT,
+        source_limit=SOURCE_LIMIT if request.best is None else SHORT_SOURCE,
     )
     instructions = _render(
         "planner_system.j2", kind=request.task.target.kind, precision=request.task.precision, source_limit=SOURCE_LIMIT
@@ -137,6 +147,7 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         profile=digest_of(request.profile).rstrip() if request.profile else "",
         changes=_changes(request),
         best_speedup=request.best_speedup,
+        best_seconds=request.best_seconds,
         last_step=request.last_step,
         attempts=request.attempts,
         references=request.references,

@@ -47,6 +47,11 @@ class PlanRequest(BaseModel):
     profile: Profile = Field(description="of the reference")
     baselines: dict[str, float] = Field(description="median seconds by baseline")
     attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
+    ideas: list[Attempt] = Field(default_factory=list, description="of every idea tried, its best attempt")
+    best: Program | None = Field(default=None, description="the best program so far, from which new ideas start")
+    best_profile: Profile | None = None
+    best_speedup: float = Field(default=0.0, description="its over_best")
+    best_seconds: float = Field(default=0.0, description="its median call")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
     @property
@@ -89,6 +94,7 @@ class VerifyRequest(BaseModel):
     profile: Profile | None = Field(default=None, description="of a correct program")
     reference_profile: Profile | None = None
     best_speedup: float = Field(default=0.0, description="over_best of the run's best program so far")
+    best_seconds: float = Field(default=0.0, description="its median call")
     attempts: list[Attempt] = Field(default_factory=list)
     last_step: bool = Field(default=False, description="no step of the idea follows")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")

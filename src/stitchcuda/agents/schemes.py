@@ -65,7 +65,8 @@ class _Blind:
         self._planner, self._verifier = planner, verifier
 
     def plan(self, request: PlanRequest) -> Plan:
-        return self._planner.plan(request.model_copy(update={"profile": _nothing_but_time(request.profile)}))
+        blind = {"profile": _nothing_but_time(request.profile), "best_profile": None}
+        return self._planner.plan(request.model_copy(update=blind))
 
     def verify(self, request: VerifyRequest) -> Feedback:
         return self._verifier.verify(request.model_copy(update={"profile": None, "reference_profile": None}))

@@ -142,7 +142,8 @@ class RunConfig(BaseModel):
         """Kernels of each profile whose hardware counters are read; recipes do not read them."""
         if self.counters is not None:
             return self.counters
-        return COUNTED if kind == "cuda" and not self.free else 0
+        unseen = self.free or self.agents == "single" or "profile" in self.ablate
+        return COUNTED if kind == "cuda" and not unseen else 0
 
     @property
     def looks_up(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from stitchcuda.agents.lookup import Librarian
 from stitchcuda.agents.plan import Plan
@@ -30,7 +31,7 @@ from stitchcuda.workflow.instruments import Instruments
 from stitchcuda.workflow.journal import Journal
 from stitchcuda.workflow.promise import ceiling
 from stitchcuda.workflow.result import NOISE, Best, Result, score
-from stitchcuda.workflow.search import Branch, Search, Trial, shown
+from stitchcuda.workflow.search import Branch, Search, Trial, best_of_ideas, shown
 from stitchcuda.workflow.states import OF_A_TURN, TITLES, TRANSITIONS, State
 from stitchcuda.workflow.summary import Ending, sum_up
 from stitchcuda.workflow.turn import Numbers, Round, Turn, side_by_side
@@ -223,6 +224,8 @@ class Machine:
             profile=self.reference,
             baselines=self.stock,
             attempts=shown(self.attempts),
+            ideas=best_of_ideas(self.attempts),
+            **self._best_so_far(),
         )
         request = self.instruments.informed(self.journal.main, request, self._say_state)
 
@@ -242,6 +245,19 @@ class Machine:
         if not self.plan.ideas:
             return self._stop(f"the Planner has no idea: {self.plan.summary}")
         return State.APPROVE
+
+    def _best_so_far(self) -> dict[str, Any]:
+        """What a plan's ideas start from, for the Planner; nothing where nothing is correct yet."""
+        best = self.search.best
+        if best is None:
+            return {}
+        seconds = best.evaluation.timings["program"].median if "program" in best.evaluation.timings else 0.0
+        return {
+            "best": best.program,
+            "best_profile": best.profile,
+            "best_speedup": best.evaluation.speedup.get("over_best", 0.0),
+            "best_seconds": seconds,
+        }
 
     def _approve(self) -> State:
         assert self.plan is not None
@@ -322,6 +338,7 @@ class Machine:
             attempts=list(self.attempts),
             known=dict(self._known),
             best_score=self.search.best.score if self.search.best else 0.0,
+            best_seconds=self._best_so_far().get("best_seconds", 0.0),
             nodes=frozenset(self.nodes),
             elapsed=self.elapsed,
             candidates=self.candidates,

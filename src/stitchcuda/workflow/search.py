@@ -293,3 +293,13 @@ def shown(attempts: list[Attempt]) -> list[Attempt]:
     ]
     latest = [a for a in reversed(attempts) if a not in fastest][: SHOWN - len(fastest)]
     return sorted(fastest + latest, key=lambda a: a.number)
+
+
+def best_of_ideas(attempts: list[Attempt]) -> list[Attempt]:
+    """Of each idea its best attempt: the fastest correct one, else the latest; in the order in which ideas came."""
+    found: dict[str, Attempt] = {}
+    for attempt in attempts:
+        known = found.get(attempt.idea)
+        if known is None or known.status != "correct" or (attempt.over_best or 0.0) > (known.over_best or 0.0):
+            found[attempt.idea] = attempt
+    return list(found.values())

@@ -69,6 +69,7 @@ class Round:
     known: dict[str, Evaluation]
     """Evaluations of before this round, by the program's digest."""
     best_score: float
+    best_seconds: float
     nodes: frozenset[str]
     """Nodes of before this round: replies that belong to them are paid and counted."""
     elapsed: float
@@ -256,6 +257,7 @@ class Turn:
             profile=trial.profile,
             reference_profile=shared.reference,
             best_speedup=shared.best_score,
+            best_seconds=shared.best_seconds,
             attempts=shown(self._attempts()),
             last_step=branch.step_index + 1 == len(branch.idea.steps),
         )
