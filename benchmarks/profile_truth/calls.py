@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from driver import RANGE
 from kernels import clean_environment
+from tools import printed
 
 from stitchcuda.profiling import kineto, nsys_db
 from stitchcuda.profiling import nsys as tool
@@ -66,23 +64,8 @@ def _stems(libraries: Iterable[Path]) -> list[str]:
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What a command printed; it is killed with all that it started when its time is up."""
-    process = subprocess.Popen(
-        words,
-        env=dict(environment),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    )
+    """What a command printed, or that its time was up."""
     try:
-        said, _ = process.communicate(timeout=TIMEOUT_S)
-        return said
+        return printed(words, environment, TIMEOUT_S)
     except subprocess.TimeoutExpired:
         return f"took longer than {TIMEOUT_S} s\n"
-    finally:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tools import printed
 
 from stitchcuda.errors import ProfilerError, ToolMissing
 from stitchcuda.profiling import ncu
@@ -73,31 +73,13 @@ def collect(program: Sequence[str], *, timeout_s: float) -> Collected:
 
 
 def _run(words: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> str:
-    """Run in a process group of its own, killed whole at the limit; the last of what was printed."""
+    """The last of what was printed."""
     try:
-        process = subprocess.Popen(
-            words,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
+        return printed(words, environment, max(timeout_s, 1.0))[-4000:]
     except OSError as error:
         raise ToolMissing(f"{words[0]} cannot be started: {error}") from None
-    try:
-        said, _ = process.communicate(timeout=max(timeout_s, 1.0))
-        return said[-4000:]
     except subprocess.TimeoutExpired:
         raise ProfilerError(f"ncu was stopped after {timeout_s:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
 
 
 def _refuse(parsed: Parsed, said: str) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.plan import Idea, Plan
-from stitchcuda.workflow.search import Branch, Search, Trial
+from stitchcuda.agents.roles import Attempt
+from stitchcuda.workflow.search import Branch, Search, Trial, best_of_ideas
 from tests.workflow.world import ToyBench, idea, program
 
 
@@ -29,3 +30,18 @@ def test_recipes_beside_a_model_take_no_place_of_the_beam() -> None:
     search.settle(model, correct(model, 2, 1.2), onward, candidate=True)
     assert search.end_round() == "again"
     assert (recipes.open, model.open) == (True, True)
+
+
+def test_an_idea_is_told_by_its_fastest_correct_attempt_or_its_latest_where_none_is() -> None:
+    def tried(number: int, name: str, status: str, over_best: float | None = None) -> Attempt:
+        return Attempt(number=number, idea=name, step="s", status=status, over_best=over_best)
+
+    attempts = [
+        tried(1, "a", "build_failed"),
+        tried(2, "b", "crashed"),
+        tried(3, "a", "correct", 1.4),
+        tried(4, "a", "correct", 1.1),
+        tried(5, "a", "wrong_output", 9.0),
+        tried(6, "b", "wrong_output"),
+    ]
+    assert [attempt.number for attempt in best_of_ideas(attempts)] == [3, 6]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 from stitchcuda.agents.lookup import Librarian
 from stitchcuda.agents.plan import Plan
@@ -217,6 +216,7 @@ class Machine:
 
     def _plan(self) -> State:
         assert self.reference is not None
+        best = self.search.best
         request = PlanRequest(
             task=self.task,
             facts=self.facts,
@@ -225,7 +225,10 @@ class Machine:
             baselines=self.stock,
             attempts=shown(self.attempts),
             ideas=best_of_ideas(self.attempts),
-            **self._best_so_far(),
+            best=best.program if best else None,
+            best_profile=best.profile if best else None,
+            best_speedup=best.evaluation.speedup.get("over_best", 0.0) if best else 0.0,
+            best_seconds=best.seconds if best else 0.0,
         )
         request = self.instruments.informed(self.journal.main, request, self._say_state)
 
@@ -245,19 +248,6 @@ class Machine:
         if not self.plan.ideas:
             return self._stop(f"the Planner has no idea: {self.plan.summary}")
         return State.APPROVE
-
-    def _best_so_far(self) -> dict[str, Any]:
-        """What a plan's ideas start from, for the Planner; nothing where nothing is correct yet."""
-        best = self.search.best
-        if best is None:
-            return {}
-        seconds = best.evaluation.timings["program"].median if "program" in best.evaluation.timings else 0.0
-        return {
-            "best": best.program,
-            "best_profile": best.profile,
-            "best_speedup": best.evaluation.speedup.get("over_best", 0.0),
-            "best_seconds": seconds,
-        }
 
     def _approve(self) -> State:
         assert self.plan is not None
@@ -338,7 +328,7 @@ class Machine:
             attempts=list(self.attempts),
             known=dict(self._known),
             best_score=self.search.best.score if self.search.best else 0.0,
-            best_seconds=self._best_so_far().get("best_seconds", 0.0),
+            best_seconds=self.search.best.seconds if self.search.best else 0.0,
             nodes=frozenset(self.nodes),
             elapsed=self.elapsed,
             candidates=self.candidates,

@@ -54,6 +54,12 @@ class Trial:
         """What it is ranked by; 0 when not correct."""
         return score(self.evaluation)
 
+    @property
+    def seconds(self) -> float:
+        """Its median call; 0 where it was not timed."""
+        timing = self.evaluation.timings.get("program")
+        return timing.median if timing is not None else 0.0
+
 
 @dataclass
 class Branch:
@@ -300,6 +306,7 @@ def best_of_ideas(attempts: list[Attempt]) -> list[Attempt]:
     found: dict[str, Attempt] = {}
     for attempt in attempts:
         known = found.get(attempt.idea)
-        if known is None or known.status != "correct" or (attempt.over_best or 0.0) > (known.over_best or 0.0):
+        faster = known is not None and (attempt.over_best or 0.0) > (known.over_best or 0.0)
+        if known is None or known.status != "correct" or (attempt.status == "correct" and faster):
             found[attempt.idea] = attempt
     return list(found.values())
