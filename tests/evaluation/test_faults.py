@@ -259,3 +259,48 @@ class ModelNew(nn.Module):
     assert evaluation.status == "correct", evaluation.message
     assert "seeded_weights" in evaluation.labels
     assert "seeded_weights" not in judge(TASK, with_body("pass")).labels
+
+
+NORMED = make_task("""
+class Model(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width)
+    def forward(self, x):
+        return self.norm(self.linear(x))
+def get_inputs():
+    return [torch.randn(64, 96)]
+def get_init_inputs():
+    return [96]
+""")
+OTHER_NAMES = """
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = {state}
+    def forward(self, x):
+        return {value}
+"""
+BATCH_NORM = "nn.BatchNorm1d(width)"
+OTHERWISE = {
+    "kept": (BATCH_NORM, "self.second(self.first(x))", "correct", ""),
+    "left out": ("None", "self.first(x)", "wrong_output", "no parameter or buffer named norm.bias, norm.running_mean"),
+    "for show": (BATCH_NORM, "self.first(x)", "wrong_output", "is off by"),
+    "in part": (
+        BATCH_NORM,
+        "torch.addcdiv(self.second.bias, self.first(x), (self.second.running_var + 1e-5).sqrt())",
+        "wrong_output",
+        "is off by",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_what_a_constructor_makes_constant_counts_under_other_names_too(judge: Judge, name: str) -> None:
+    state, value, status, words = OTHERWISE[name]
+    evaluation = judge(NORMED, OTHER_NAMES.format(state=state, value=value), facts=make_facts(training=False))
+    assert evaluation.status == status, evaluation.message
+    assert words in evaluation.message
+    assert "seeded_weights" in evaluation.labels or name == "left out"

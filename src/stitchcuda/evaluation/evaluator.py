@@ -406,7 +406,7 @@ class Evaluator:
         patience: float | None = None,
         label: str = "check",
     ) -> None:
-        """The first calls: ``full`` of each case against fp64, then more until warm. A Program's outputs are held, and
+        """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are held, and
         all its full checks but the first are on families of inputs; where ``full`` asks for some of these, the others
         follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which families a
         Program meets must not depend on what else the machine does."""
@@ -416,8 +416,9 @@ class Evaluator:
         for case in cases:
             began = time.monotonic()
             most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
+            certain = range(max(full, settings.warmup_calls))
+            held = random.sample(certain, min(self.held_calls(), len(certain))) if program and case == cases[0] else []
             for index in range(max(most, settings.warmup_calls)):
-                hold = program and case == cases[0] and index < self.held_calls()
                 wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
                 late = index >= full and not quick and time.monotonic() - began > settings.family_seconds
                 judged = index < most and not late
@@ -425,7 +426,7 @@ class Evaluator:
                     break
                 family = "next" if judged and index and families else ""
                 for _, _, verdict in self.play(
-                    [session], f"{label}{index}", case, full=judged, hold=hold, patience=wait, family=family
+                    [session], f"{label}{index}", case, full=judged, hold=index in held, patience=wait, family=family
                 ):
                     check(verdict, judged)
                     judged = judged and (not family or bool(verdict.get("family")))

@@ -16,7 +16,15 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from stitchcuda.evaluation.state import named_state, perturb, restore, seed_all, snapshot
+from stitchcuda.evaluation.state import (
+    is_constant,
+    named_state,
+    perturb,
+    perturb_by_value,
+    restore,
+    seed_all,
+    snapshot,
+)
 from stitchcuda.task.reference import Reference, apply_precision
 
 Result = tuple[Any, dict[str, torch.Tensor]]
@@ -108,6 +116,10 @@ class Expectation:
         self.exact_on_host = True
         """Whether fp64 may go to host memory where the device's does not hold it, which can take minutes."""
         self.seeded = False
+        self.origins: dict[str, str] = {}
+        """Fingerprints of what was perturbed under a seed, from before, by name."""
+        self.unmatched: set[str] = set()
+        """Names whose values no Program of this evaluation has shown, by name or by value"""
 
     def _construct(self, seed: int, *, on_device: bool = True) -> nn.Module:
         seed_all(seed)
@@ -138,7 +150,7 @@ class Expectation:
 
     def renew(self, nonce: bytes) -> None:
         """Put the model into the state that ``nonce`` stands for."""
-        self.seeded = False
+        self.seeded, self.origins, self.unmatched = False, {}, set()
         self.reweigh(derive(nonce, "state"))
 
     def reweigh(self, seed: int) -> None:
@@ -149,13 +161,25 @@ class Expectation:
         self.current = snapshot(self.model)
         self._refresh_exact()
 
-    def reseed(self, seed: int) -> None:
-        """Rebuild the model under ``seed`` without perturbation, as a Program whose state does not match is."""
+    def reseed(self, seed: int, secret: int) -> None:
+        """Rebuild the model under ``seed``, as a Program whose state does not match by name is, and perturb it by
+        ``secret`` such that equal tensors stay equal; what is ``unmatched`` stays as the constructor left it."""
         self.model = self._construct(seed, on_device=False)
-        self.pristine = self.current = snapshot(self.model)
-        self.perturbed = set()
+        self.pristine = snapshot(self.model)
+        self.perturbed, self.origins = perturb_by_value(self.model, secret)
         self.exact_model = None
         self.seeded = True
+        self.leave(self.unmatched)
+
+    def leave(self, names: set[str]) -> list[str]:
+        """Put pieces of state that a Program has nowhere back to what the constructor made of them. Returns those that
+        are constants, which no call can then tell from any other use of the same number."""
+        self.unmatched = names & set(self.origins)
+        restore(self.model, {name: self.pristine[name] for name in self.unmatched})
+        self.perturbed = set(self.origins) - self.unmatched
+        self.current = snapshot(self.model)
+        self._refresh_exact()
+        return sorted(name for name in self.unmatched if is_constant(self.pristine[name]))
 
     @contextlib.contextmanager
     def under(self, state: dict[str, torch.Tensor]) -> Iterator[None]:

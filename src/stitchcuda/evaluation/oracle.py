@@ -217,7 +217,10 @@ class Oracle:
         session = self.sessions[m["session"]]
         entries = self.expectation.state_entries()
         packed = layout.pack([tensor for _, _, tensor in entries], session.data["state"], keep_strides=True)
-        packed["entries"] = [{"name": name, "required": required} for name, required, _ in entries]
+        origins = self.expectation.origins
+        packed["entries"] = [
+            {"name": name, "required": required, "origin": origins.get(name, "")} for name, required, _ in entries
+        ]
         del packed["structure"]
         wire.put_text(session.view, session.arena, "structure", json.dumps(packed))
         self._sync()
@@ -226,8 +229,12 @@ class Oracle:
     def reseed(self, m: dict[str, Any]) -> dict[str, Any]:
         """Build the reference anew under a seed that the runner is then told too."""
         seed = derive(self.nonce, "weights")
-        self.expectation.reseed(seed)
+        self.expectation.reseed(seed, derive(self.nonce, "state"))
         return {"seed": seed}
+
+    def unmatched(self, m: dict[str, Any]) -> dict[str, Any]:
+        """After ``reseed``: names that a Program has nowhere. The answer names those whose use could not be checked."""
+        return {"constant": self.expectation.leave(self.expectation.unmatched | set(m["names"]))}
 
     def reweigh(self, m: dict[str, Any]) -> dict[str, Any]:
         """Other weights under the same nonce, in the middle of an evaluation: every session then has to take the state
@@ -237,7 +244,7 @@ class Oracle:
         self.rounds.clear()
         if self.expectation.seeded:
             seed = derive(self.nonce, f"weights:{self.reweighed}")
-            self.expectation.reseed(seed)
+            self.expectation.reseed(seed, derive(self.nonce, f"state:{self.reweighed}"))
             return {"seed": seed}
         size = sum(tensor.numel() * tensor.element_size() for tensor in self.expectation.current.values())
         self.weights = self.expectation.current if size <= KEPT_WEIGHTS else None

@@ -228,19 +228,32 @@ class Runner:
         before, self.sums = self.sums, now
         return sorted(name for name, total in now.items() if before.get(name, total) != total)
 
-    def state(self) -> None:
-        """Copy the oracle's state in place, once every required name and shape is known to fit."""
+    def state(self, by_value: bool) -> None:
+        """Copy the oracle's state in place, once every required name and shape is known to fit.
+
+        ``by_value``: what has no counterpart by name goes to every other tensor that holds what the reference's held
+        when the seed had made both; the names that have neither are reported.
+        """
         description = self.read("structure")
         ours = self.named()
-        plan = []
+        plan, open_ = [], []
         for entry, tensor in zip(description["entries"], description["tensors"], strict=True):
             own = ours.get(entry["name"])
-            if own is None or list(own.shape) != tensor["shape"]:
-                if entry["required"]:
-                    found = "is missing" if own is None else f"has shape {list(own.shape)}, not {tensor['shape']}"
-                    raise Mismatch(f"{entry['name']} {found}")
-                continue
-            plan.append((own, tensor))
+            if own is not None and list(own.shape) == tensor["shape"]:
+                plan.append((own, tensor))
+            elif entry["required"]:
+                found = "is missing" if own is None else f"has shape {list(own.shape)}, not {tensor['shape']}"
+                open_.append((entry, tensor, f"{entry['name']} {found}"))
+        if open_ and not by_value:
+            raise Mismatch(open_[0][2])
+        taken = {own.data_ptr() for own, _ in plan}
+        others: dict[str, list[torch.Tensor]] = {}
+        for own in ours.values() if open_ else ():
+            if own.data_ptr() not in taken:
+                others.setdefault(self.states.fingerprint(own), []).append(own)
+        for entry, tensor, _ in open_:
+            plan += [(own, tensor) for own in others.get(entry["origin"], [])]
+        unmatched = [entry["name"] for entry, _, _ in open_ if entry["origin"] not in others]
         with self.torch.no_grad():
             for own, tensor in plan:
                 own.detach().copy_(self.layout.unpack_tensor(tensor, self.data["state"], None))
@@ -248,6 +261,7 @@ class Runner:
         self.sync()
         if self.cuda:
             self.torch.cuda.empty_cache()
+        self.report({"unmatched": unmatched})
 
     def prepare(self) -> int:
         """Pack or fold weights (a Program), or wrap the model (a baseline); nanoseconds."""
@@ -467,7 +481,7 @@ class Runner:
         elif op == Op.RESEED:
             self.construct(command.argument)
         elif op == Op.STATE:
-            self.state()
+            self.state(bool(command.flags & wire.BY_VALUE))
         elif op == Op.PREPARE_MODEL:
             return self.prepare(), 0
         elif op == Op.SETTLE:

@@ -248,12 +248,32 @@ class Session:
         reply = runner.ask(Op.STATE, timeout_s=settings.load_timeout_s)
         if reply.code == Code.STATE_MISMATCH:
             self.seeded = True
-            seed = self.oracle.ask("reseed")["seed"]
-            runner.ask(Op.RESEED, timeout_s=settings.load_timeout_s, argument=seed)
+            self._match_by_value(self.oracle.ask("reseed")["seed"])
         reply = runner.ask(Op.PREPARE_MODEL, timeout_s=settings.prepare_timeout_s)
         if reply.code == Code.OK and not self.subject.trusted:
             self.seconds["prepare"] = runner.handed
         self.loaded = True
+
+    def _match_by_value(self, seed: int) -> None:
+        """Build the Program anew under the seed that the reference is built under, and give it the oracle's state:
+        by name, and where it has other names to the tensors in which the seed left the same values.
+
+        Raises Failure when it has no counterpart of something constant: it may be left out, or not.
+        """
+        patience = self.settings.load_timeout_s
+        self.live.ask(Op.RESEED, timeout_s=patience, argument=seed)
+        self.oracle.ask("state", session=self.number)
+        self.live.ask(Op.STATE, timeout_s=patience, flags=wire.BY_VALUE)
+        told = self.live.report().get("unmatched")
+        names = [str(name) for name in told] if isinstance(told, list) else []
+        lost = self.oracle.ask("unmatched", names=names)["constant"]
+        if lost:
+            some = ", ".join(lost[:5]) + (f" and {len(lost) - 5} more" if len(lost) > 5 else "")
+            message = (
+                f"the Program keeps no parameter or buffer named {some}, nor one that holds the same values after "
+                "construction; keep the reference's state under its names, and fold it in prepare() if need be"
+            )
+            raise Failure("wrong_output", message, rule="missing_state", layer="state")
 
     def reweigh(self, seed: int) -> None:
         """Take the oracle's new weights and prepare again; a Program whose state did not match, or no longer does since
@@ -264,7 +284,7 @@ class Session:
             runner.ask(Op.STATE, timeout_s=patience)
             return
         if seed >= 0:
-            runner.ask(Op.RESEED, timeout_s=patience, argument=seed)
+            self._match_by_value(seed)
         else:
             self.oracle.ask("state", session=self.number)
             if runner.ask(Op.STATE, timeout_s=patience).code == Code.STATE_MISMATCH:

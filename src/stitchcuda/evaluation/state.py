@@ -6,11 +6,15 @@ from __future__ import annotations
 
 import random
 import sys
+import zlib
 
 import torch
 from torch import nn
 
 CAST = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+RAMP = 1 << 20
+"""Elements of a fingerprint's part"""
 
 COARSE = {torch.bfloat16: 0.1}
 """By how much weights are moved where the error budget is wider than two percent."""
@@ -103,3 +107,66 @@ def perturb(model: nn.Module, seed: int) -> set[str]:
             variance.mul_(torch.exp(0.3 * noise(variance)))
             changed |= {f"{prefix}.running_mean".lstrip("."), f"{prefix}.running_var".lstrip(".")}
     return changed
+
+
+def movable(model: nn.Module) -> dict[str, torch.Tensor]:
+    """What ``perturb`` moves, by name: floating parameters, and the running statistics of norms."""
+    found = {
+        name: tensor
+        for name, (kind, tensor) in named_state(model).items()
+        if kind == "parameter" and tensor.is_floating_point() and tensor.numel()
+    }
+    for prefix, part in model.named_modules():
+        for key in ("running_mean", "running_var"):
+            value = getattr(part, key, None)
+            if isinstance(value, torch.Tensor):
+                found[f"{prefix}.{key}".lstrip(".")] = value
+    return found
+
+
+def is_constant(tensor: torch.Tensor) -> bool:
+    """Whether all its elements are the same."""
+    return bool(tensor.numel()) and bool((tensor == tensor.reshape(-1)[0]).all())
+
+
+def fingerprint(tensor: torch.Tensor) -> str:
+    """Stands for dtype, shape and the bits of every element at its place; the same in every process."""
+    bits = _bits(tensor)
+    total = 0
+    for at in range(0, bits.numel(), RAMP):
+        part = bits[at : at + RAMP].to(torch.int64)
+        places = torch.arange(1, part.numel() + 1, device=part.device)
+        total += int((part * places).sum()) * (2 * (at // RAMP) + 1)
+    return f"{tensor.dtype}{list(tensor.shape)}:{total % 2**64:x}"
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    flat = tensor.detach().contiguous().reshape(-1)
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    wide = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return flat.view(wide[flat.element_size()]) if flat.numel() else flat.to(torch.int64)
+
+
+@torch.no_grad()
+def perturb_by_value(model: nn.Module, seed: int) -> tuple[set[str], dict[str, str]]:
+    """Move the same state as ``perturb``, in place, such that tensors of the same shape and values stay the same: where
+    only the values tell what belongs together, it does not matter which of them is taken for which.
+
+    Returns the names that changed, and the fingerprint of each tensor from before.
+    """
+    before = {name: fingerprint(tensor) for name, tensor in movable(model).items()}
+    seen: set[int] = set()
+    for name, tensor in movable(model).items():
+        if tensor.numel() and tensor.data_ptr() in seen:
+            continue
+        seen.add(tensor.data_ptr())
+        generator = torch.Generator(tensor.device).manual_seed((seed + zlib.crc32(before[name].encode())) % 2**63)
+        noise = torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
+        if not is_constant(tensor):
+            tensor.mul_(1 + COARSE.get(tensor.dtype, 0.02) * noise)
+        elif bool((tensor == 0).all()):
+            tensor.add_(0.05 * noise)
+        else:
+            tensor.mul_(torch.exp(0.2 * noise))
+    return set(before), before

@@ -83,6 +83,10 @@ KNOCK_OUT = 128
 """LOAD flag: replace the Program's launchers by ones that do nothing."""
 
 
+BY_VALUE = 256
+"""STATE flag: what has no counterpart by name goes where the same values stand; names that have none are reported."""
+
+
 class Closed(Exception):
     """The other side has gone."""
 
