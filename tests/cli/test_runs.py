@@ -57,7 +57,7 @@ def number_of(finished: Finished, source: str) -> str:
 
 
 def test_show_tells_the_story(finished: Finished, cache: Path) -> None:
-    lines = ("runs", "show", "last"), ("runs", "show", "last", "--json")
+    lines = ("runs", "show"), ("runs", "show", "last", "--json")
     told, data = in_turn(*lines, cache=cache, cwd=finished.home)
     assert told.returncode == 0, told.stderr
     for words in ("in place", "wrong_output", "one too many", "over best stock", str(finished.run)):

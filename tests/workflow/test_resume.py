@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.errors import InfrastructureError
+from stitchcuda.errors import InfrastructureError, RunError
 from stitchcuda.workflow.folder import RunFolder, find_run, list_runs
 from stitchcuda.workflow.records import NAME, read_records
 from stitchcuda.workflow.result import Result
@@ -176,5 +176,10 @@ def test_runs_are_listed_whatever_lies_beside_them(tmp_path: Path) -> None:
 def test_a_run_is_found_by_a_part_of_its_name(tmp_path: Path) -> None:
     folder = new_folder(tmp_path, SETTINGS)
     assert find_run(folder.path.name[-4:], tmp_path).path == folder.path
+    (tmp_path / "holiday photos").mkdir()
     assert find_run("last", tmp_path).path == folder.path
+    with pytest.raises(RunError, match=f"newest are {folder.path.name}"):
+        find_run("nothing", tmp_path)
+    with pytest.raises(RunError, match=r"holds no runs.*--out"):
+        find_run("last", tmp_path / "holiday photos")
     assert find_run(str(folder.path), Path("elsewhere")).path == folder.path

@@ -63,8 +63,12 @@ def list_(out: Path = OUT, as_json: bool = JSON) -> None:
 
 
 @runs.command("show")
-def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
-    """Show what a run tried, how it ended, and the scorecards of its programs."""
+def show(
+    run: str = typer.Argument("last", metavar="[RUN]", help="a run's folder, its name or a part of it"),
+    out: Path = OUT,
+    as_json: bool = JSON,
+) -> None:
+    """Show what a run, the newest if none is named, tried, how it ended, and the scorecards of its programs."""
     from stitchcuda.cli.optimize import print_json
     from stitchcuda.errors import RunError
     from stitchcuda.report.scorecard import scorecards
@@ -91,7 +95,7 @@ def show(run: str = RUN, out: Path = OUT, as_json: bool = JSON) -> None:
     )
 
     console = new_console()
-    lines = [f"{story.task} by {story.mind}, {story.status}", f"device: {story.device}"]
+    lines = [f"{story.task} by {story.mind}, {story.status}", f"run: {story.run}", f"device: {story.device}"]
     if story.reference is not None:
         lines += profile_lines(story.reference, "reference")
     for plan in story.plans:

@@ -189,7 +189,7 @@ class Listed:
 
 def listed(path: Path) -> Listed:
     """What can be said about a folder; never raises for what is in it."""
-    if not (path / lines.NAME).is_file() and not (path / CONFIG).is_file():
+    if not _is_run(path):
         return Listed(path, "not a run", problem=f"no {lines.NAME}")
     try:
         config = RunConfig.read(path / CONFIG)
@@ -222,6 +222,10 @@ def list_runs(parent: Path) -> list[Listed]:
     return [listed(p) for p in sorted(parent.iterdir(), reverse=True) if p.is_dir() and not p.name.startswith(".")]
 
 
+def _is_run(path: Path) -> bool:
+    return (path / lines.NAME).is_file() or (path / CONFIG).is_file()
+
+
 def find_run(reference: str, parent: Path) -> RunFolder:
     """A run by its path, its name, or the beginning or a part of its name that only it has; 'last' is the newest.
 
@@ -230,12 +234,18 @@ def find_run(reference: str, parent: Path) -> RunFolder:
     direct = Path(reference)
     if direct.is_dir():
         return RunFolder(direct)
-    names = sorted(p.name for p in parent.iterdir() if p.is_dir()) if parent.is_dir() else []
-    if reference == "last" and names:
+    names = sorted(p.name for p in parent.iterdir() if _is_run(p)) if parent.is_dir() else []
+    if not names:
+        raise RunError(
+            f"There is no run '{reference}': it is no folder, and {parent} holds no runs. Give the folder of runs with "
+            "--out, or start a run with stitchcuda optimize."
+        )
+    if reference == "last":
         return RunFolder(parent / names[-1])
     fitting = [name for name in names if reference in name]
     if len(fitting) == 1:
         return RunFolder(parent / fitting[0])
     if fitting:
         raise RunError(f"'{reference}' fits several runs: {', '.join(fitting[:5])}. Give more of the name.")
-    raise RunError(f"There is no run '{reference}' (looked for a folder, and in {parent}).")
+    newest = ", ".join(reversed(names[-3:]))
+    raise RunError(f"There is no run '{reference}' (looked for a folder, and in {parent}, whose newest are {newest}).")
