@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from stitchcuda.agents import Feedback
 from stitchcuda.agents.lookup import REFERENCE_TOKENS, SNIPPET_TOKENS
+from stitchcuda.agents.plan import Plan
 from stitchcuda.agents.prompting import (
     PROGRAM_LIMIT,
     Prompt,
@@ -228,6 +230,23 @@ def test_prompts_use_no_word_of_the_implementation() -> None:
         for prompt in (planner_prompt(plan_request(kind)), coder_prompt(code_request(kind))):
             everything += prompt.instructions + prompt.message
     assert not re.search(r"(?i)stitch|pydantic|kineto|oracle|journal", everything)
+
+
+def test_prompts_for_a_cpu_use_no_word_of_gpus() -> None:
+    plain = {"step": step().model_copy(update={"host": ""})}
+    seen = profile().model_copy(update={"kernels": []})
+    prompts = [
+        planner_prompt(plan_request(profile=seen)),
+        coder_prompt(code_request(**plain)),
+        coder_prompt(code_request(**plain, program=program(), evaluation=evaluation(), feedback=OPTIMISE)),
+        coder_prompt(code_request(**plain, failed=program(), evaluation=evaluation("crashed"), feedback=RETRY)),
+        verifier_prompt(verify_request(**plain, profile=seen, reference_profile=seen), ["optimise", "next", "stop"]),
+        verifier_prompt(verify_request(**plain, evaluation=evaluation("wrong_output")), ["retry", "replan"]),
+    ]
+    everything = "".join(prompt.instructions + prompt.message for prompt in prompts)
+    everything += json.dumps([Plan.model_json_schema(), Feedback.model_json_schema()])
+    words = r"(?i)cuda|__half|tf32|\bSMs?\b|warp|occupancy|\bHBM\b|tensor core|pinned|launch config|wrong stream|graph"
+    assert re.findall(words, everything) == []
 
 
 def example(kind: str) -> Program:

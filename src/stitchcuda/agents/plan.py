@@ -26,7 +26,7 @@ class Step(BaseModel):
     fusion: str = Field(description="the fusion boundary: what becomes one kernel, and why it ends there")
     inputs: list[TensorContract] = Field(default_factory=list)
     outputs: list[TensorContract] = Field(default_factory=list)
-    host: str = Field(default="", description="host orchestration: graphs, streams, workspaces, pinned memory, overlap")
+    host: str = Field(default="", description="host orchestration: what runs, is kept or is packed around the kernels")
     predicted_gain: float = Field(default=1.0, ge=0, description="whole-program speedup expected once done")
     acceptance: str = Field(description="what must be seen to call it done")
     recipes: list[str] = Field(default_factory=list, description="names of recipes to apply; only recipes fill this")
