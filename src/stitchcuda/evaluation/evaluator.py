@@ -406,10 +406,10 @@ class Evaluator:
         patience: float | None = None,
         label: str = "check",
     ) -> None:
-        """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are held, and
-        all its full checks but the first are on families of inputs; where ``full`` asks for some of these, the others
-        follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which families a
-        Program meets must not depend on what else the machine does."""
+        """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are
+        held, and all its full checks but the first are on families of inputs; where ``full`` asks for some of these,
+        the others follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which
+        families a Program meets must not depend on what else the machine does."""
         cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
         families = program and settings.defences
         quick = self.kind == "cpu" and self.facts.eager_seconds <= QUICK_S and settings.family_seconds > 0

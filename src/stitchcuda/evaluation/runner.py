@@ -45,15 +45,8 @@ if not TYPE_CHECKING:
     Op, Code, Command = wire.Op, wire.Code, wire.Command
 
 
-LARGE_INPUTS = 1 << 30
-"""Bytes of inputs from which on two of them are not held at once."""
-
-
 HARMLESS_ERRORS = (600, 704)
 """cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
-
-RED_ZONE = 64
-"""Elements behind each floating input that hold NaN."""
 
 
 class Nothing(Exception):
@@ -87,8 +80,8 @@ class Runner:
         self.arguments: list[Any] = []
         self.model: torch.nn.Module | None = None
         self.call: Callable[..., Any] | None = None
-        self.inputs: list[Any] = []
-        self.given: list[tuple[dict[str, Any], torch.Tensor]] = []
+        self.inputs: Any = None
+        """CallInputs, once attached"""
         self.outputs: Any = None
         self.held: list[Any] = []
         self.watch: list[tuple[str, torch.Tensor]] = []
@@ -136,9 +129,12 @@ class Runner:
         library = opened.library if handles else self.buffers.runtime_library() if self.cuda else None
         self.library = library
         self.poison = self.poisons.Poison(self.cuda, library, self.config["defences"])
+        call_inputs: Any = load_file("stitchcuda_call_inputs", Path(__file__).with_name("call_inputs.py"))
+        place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
+        self.inputs = call_inputs.CallInputs(self.layout, self.data["inputs"], place, guard=self.config["defences"])
         if self.config["defences"] and self.config["subject"] == "program":
             candour: Any = load_file("stitchcuda_candour", Path(__file__).with_name("candour.py"))
-            self.witness = candour.Witness((wire, self.layout, self.states, type(self)))
+            self.witness = candour.Witness((wire, self.layout, self.states, type(self), type(self.inputs)))
         self.arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -291,12 +287,9 @@ class Runner:
         """Fresh copies of the inputs, state as it was, caches emptied, generators seeded (unless negative)."""
         self.outputs = None
         self.poison.freed(False)
-        described = self.read("structure")
-        tensors = self.reuse(described["tensors"]) if flags & wire.REUSE else None
-        if tensors is None:
-            tensors = self.allocate(described["tensors"])
-        self.inputs = self.layout.rebuild(described["structure"], tensors)
-        self.given = list(zip(described["tensors"], tensors, strict=True))
+        reuse = bool(flags & wire.REUSE)
+        kept = self.addresses(self.held) if reuse else set()
+        self.inputs.take(self.read("structure"), reuse=reuse, kept=kept)
         with self.torch.no_grad():
             for (_, tensor), saved in zip(self.watch, self.saved, strict=True):
                 tensor.detach().copy_(saved)
@@ -312,50 +305,6 @@ class Runner:
         if seed >= 0:
             self.states.seed_all(seed)
         self.sync()
-
-    def allocate(self, entries: list[dict[str, Any]]) -> list[torch.Tensor]:
-        """New tensors; while they are made the old ones stay, so that theirs are other addresses."""
-        place = "cpu" if self.setup["host_inputs"] else self.config["kind"]
-        self.inputs = []
-        if sum(entry["size"] for entry in entries) > LARGE_INPUTS:
-            self.given = []
-        tensors = [self.guarded(entry, place) for entry in entries]
-        self.given = []
-        return tensors
-
-    def guarded(self, entry: dict[str, Any], place: str) -> torch.Tensor:
-        """One input, with NaN behind its end where its type has that."""
-        shared = self.layout.unpack_tensor(entry, self.data["inputs"], None)
-        if not shared.is_floating_point() or shared.element_size() < 2 or not self.config["defences"]:
-            plain: torch.Tensor = self.layout.unpack_tensor(entry, self.data["inputs"], place)
-            return plain
-        count = entry["size"] // shared.element_size()
-        pinned = bool(entry.get("pinned")) and place == "cpu"
-        memory = self.torch.empty(count + RED_ZONE, dtype=shared.dtype, device=place, pin_memory=pinned)
-        memory[count:].fill_(float("nan"))
-        tensor = self.torch.empty(0, dtype=shared.dtype, device=place)
-        tensor.set_(memory.untyped_storage(), 0, entry["shape"], shared.stride())
-        row = self.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
-        memory[:count].copy_(row.view(shared.dtype) if count else shared.reshape(-1))
-        return tensor
-
-    def reuse(self, entries: list[dict[str, Any]]) -> list[torch.Tensor] | None:
-        """The last inputs' tensors with new contents; None where those do not fit, or an output that is kept lies in
-        them."""
-        old = [tensor for _, tensor in self.given]
-        shapes = [(e["dtype"], e["shape"], e["strides"]) for e in entries]
-        if shapes != [(e["dtype"], e["shape"], e["strides"]) for e, _ in self.given]:
-            return None
-        kept = self.addresses(self.held)
-        for entry, tensor in zip(entries, old, strict=True):
-            same = list(tensor.shape) == entry["shape"] and tensor.untyped_storage().nbytes() >= entry["size"]
-            if not same or 0 in tensor.stride() or tensor.untyped_storage().data_ptr() in kept:
-                return None
-        with self.torch.no_grad():
-            for entry, tensor in zip(entries, old, strict=True):
-                # Through .data, so that the version counter, too, says nothing about the contents.
-                tensor.data.copy_(self.layout.unpack_tensor(entry, self.data["inputs"], None))
-        return old
 
     def addresses(self, value: Any) -> set[int]:
         """Where the storages of the tensors in a value lie."""
@@ -375,7 +324,7 @@ class Runner:
 
     def run_call(self, flags: int) -> tuple[int, int]:
         """One call; wall and device nanoseconds."""
-        torch, inputs = self.torch, self.inputs
+        torch, inputs = self.torch, self.inputs.values
         call = self.control if flags & wire.CONTROL else self.call
         assert call is not None
         self.poison.allocated(bool(flags & wire.FILL))
@@ -410,18 +359,6 @@ class Runner:
             self.held.append(outputs)
         return wall, device
 
-    def return_inputs(self) -> None:
-        """Write the inputs back where they came from, as the last call has left them; resized ones as zeros."""
-        with self.torch.no_grad():
-            for entry, tensor in self.given:
-                place = self.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
-                bits = self.layout.raw(tensor)
-                if bits.numel() == place.numel():
-                    place.copy_(bits)
-                else:
-                    place.zero_()
-        self.sync()
-
     def export(self, outputs: Any, with_state: bool) -> None:
         value: dict[str, Any] = {"out": outputs}
         if with_state:
@@ -433,10 +370,9 @@ class Runner:
             told = {"lazy": self.witness.lazy(tensors), "patched": self.patched}
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
-        taken = {tensor.untyped_storage().data_ptr() for _, tensor in self.given}
         if with_state and self.witness is not None:
             told["moved"] = self.moved_parameters()[:8]
-        description["told"] = told | {"aliases": bool(self.addresses(outputs) & taken)}
+        description["told"] = told | {"aliases": bool(self.addresses(outputs) & self.inputs.storages())}
         self.sync()
         self.report(description)
 
@@ -446,7 +382,7 @@ class Runner:
         if bindings is not None:
             bindings.PROFILE = True  # type: ignore[attr-defined]
             self.count_launches(bindings)
-        call, inputs = self.call, self.inputs
+        call, inputs = self.call, self.inputs.values
         assert call is not None
         with self.torch.no_grad():
             traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
@@ -493,7 +429,8 @@ class Runner:
         elif op == Op.EXPORT:
             self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
             if command.flags & wire.INPUTS_OUT:
-                self.return_inputs()
+                self.inputs.write_back()
+                self.sync()
         elif op == Op.EXPORT_HELD:
             self.export(self.held[command.argument], False)
         elif op == Op.TRACE:
