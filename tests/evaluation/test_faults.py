@@ -177,7 +177,7 @@ def test_files_elsewhere_cannot_be_written(judge: Judge, tmp_path: Path) -> None
 def test_allocating_too_much_is_out_of_memory(judge: Judge) -> None:
     evaluation = judge(TASK, with_body("torch.empty(1 << 46, dtype=torch.uint8)"))
     assert evaluation.status == "out_of_memory"
-    settings = QUICK.model_copy(update={"memory_bytes": 6 << 30})
+    settings = QUICK.model_copy(update={"memory_bytes": 6 << 30, "call_timeout_s": 60})  # all of it is filled
     greedy = with_body("\n        keep = [torch.empty(1 << 30, dtype=torch.uint8) for _ in range(64)]")
     assert judge(TASK, greedy, settings=settings).status == "out_of_memory"
 
