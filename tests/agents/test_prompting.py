@@ -178,6 +178,16 @@ def test_the_precision_class_is_part_of_the_rules(precision: str, words: str) ->
     assert words in coder_prompt(request).instructions
 
 
+def test_the_verifier_is_told_what_each_route_ends_and_how_to_judge_what_it_has_before_it() -> None:
+    good = verifier_prompt(verify_request(), ["optimise", "next", "replan", "stop"]).instructions
+    bad = verifier_prompt(verify_request(evaluation=evaluation("crashed")), ["retry", "replan"]).instructions
+    assert "If the program is the best of the run, the whole run ends" in good
+    assert "whole run" not in bad
+    assert all("other ideas go on" in told for told in (good, bad))
+    assert ("first error" in good, "first error" in bad) == (False, True)
+    assert ("best stock option" in good, "best stock option" in bad) == (True, False)
+
+
 def test_techniques_are_shown_only_where_the_step_names_them() -> None:
     plain = step().model_copy(update={"host": "", "operators": ["mul", "add"], "title": "fuse", "fusion": "one kernel"})
     assert techniques(plain, "cuda") == []

@@ -172,7 +172,10 @@ def test_a_second_plan_of_the_same_ideas_ends_the_search(tmp_path: Path) -> None
     mind = ToyMind([[idea("a")]], {"a/one": ["wrong 1"]})
     result = go(new_folder(tmp_path, settings), mind, settings=settings)
     assert mind.asked.count("plan") == 2
-    assert "not tried" in result.stopped
+    assert result.stopped == "the plan holds no idea that was not tried before"
+    none = ToyMind([[idea("a")], []], {"a/one": ["wrong 1"]})
+    result = go(new_folder(tmp_path / "none", settings), none, settings=settings)
+    assert result.stopped == "the Planner, asked again, gave no further idea: a plan"
 
 
 def test_a_refuted_idea_is_dropped_whole(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Requests of the roles rendered as prompts, from the Jinja files in ``prompts``.
 
-Each prompt is a pair: instructions that are equal for a whole run (so that providers can cache them), and the
-message. Lengths are bounded here; what the words say is in the templates.
+Each prompt is a pair: instructions that are equal for a whole run, or nearly so (providers can cache them),
+and the message. Lengths are bounded here; what the words say is in the templates.
 """
 
 from __future__ import annotations
@@ -43,9 +43,11 @@ Purpose = Literal["draft", "optimise", "repair"]
 MEANINGS: dict[Route, str] = {
     "retry": "the idea stands; this program has a defect that can be repaired",
     "optimise": "correct; one more change to this step's code promises a gain",
-    "next": "this step has done what it can; go on to the next step",
-    "replan": "the idea is refuted by what was measured, or its defect is beyond repair",
-    "stop": "the program is so near its bound that nothing worth having is left",
+    "next": "this step has done what it can; go on to the next step, or after the last to other ideas",
+    "replan": "the idea is refuted by what was measured, or its defect is beyond repair: it is given up, other ideas go"
+    " on, and when none is left a new plan is made",
+    "stop": "the program is so near its bound that nothing worth having is left: this attempt at the idea ends. If the"
+    " program is the best of the run, the whole run ends, as soon as ideas under way have had a first attempt",
 }
 
 
@@ -158,6 +160,7 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
     instructions = _render(
         "verifier_system.j2",
         kind=request.task.target.kind,
+        correct=request.evaluation.passed,
         routes=routes,
         meanings=MEANINGS,
         cite=request.references is not None,

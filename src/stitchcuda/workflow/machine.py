@@ -246,7 +246,8 @@ class Machine:
         self._recipes_ideas |= {idea.name for idea in self.plan.ideas if idea.by_recipes}
         self.instruments.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))
         if not self.plan.ideas:
-            return self._stop(f"the Planner has no idea: {self.plan.summary}")
+            asked = ", asked again, gave no further" if self._visits[State.PLAN] > 1 else " gave no"
+            return self._stop(f"the Planner{asked} idea: {self.plan.summary}")
         return State.APPROVE
 
     def _approve(self) -> State:
@@ -256,7 +257,7 @@ class Machine:
             approved = self.journal.effect("approved", Approved, lambda: Approved(plan=self.approve(plan, number)))
             self.plan = approved.plan
         if self.search.adopt(self.plan) == 0:
-            return self._stop("the Planner has no idea that was not tried")
+            return self._stop("the plan holds no idea that was not tried before")
         return State.SELECT
 
     # Attempts.
