@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 import sys
@@ -142,6 +143,39 @@ def test_outer_loops_are_left_out_and_reasons_go_to_the_loop_that_they_are_of() 
         "a.cpp:6:1: missed: couldn't vectorize loop\na.cpp:7:1: missed: not vectorized: control flow in loop.\n"
     )
     assert [(loop.line, loop.reason) for loop in loops] == [(4, ""), (6, "control flow in loop")]
+
+
+@needs_gcc
+def test_loops_that_are_vectors_by_hand_are_not_called_scalar() -> None:
+    wide = """#include <cstdint>
+typedef float floats __attribute__((vector_size(16)));
+extern "C" void sums(const floats* x, floats* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] + 1.0f;
+}
+extern "C" void squares(const long double* x, long double* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] = x[i] * x[i];
+}
+"""
+    intrinsics = """#include <cstdint>
+#include <immintrin.h>
+extern "C" void doubles(const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; i += 4) _mm_storeu_ps(y + i, _mm_add_ps(_mm_loadu_ps(x + i), _mm_loadu_ps(x + i)));
+}
+"""
+    files = {"program.py": "", "own.cpp": wide}
+    if platform.machine() == "x86_64":
+        files["sse.cpp"] = intrinsics
+    loops = report(Program(files=files), subject().task.target)
+    assert {f"{loop.file}:{loop.line}": loop.reason for loop in loops} == {
+        "own.cpp:4": "vectors by hand",
+        "own.cpp:7": "GCC has no vectors of its type long double",
+        **({"sse.cpp:4": "vectors by hand"} if "sse.cpp" in files else {}),
+    }
+    told = loops_told([loop for loop in loops if loop.file == "own.cpp"])
+    assert told == (
+        "0 of 2 vectorised; with vectors by hand: own.cpp:4; "
+        "scalar: own.cpp:7 (GCC has no vectors of its type long double)"
+    )
 
 
 def test_loops_are_told_with_those_first_that_have_a_reason() -> None:

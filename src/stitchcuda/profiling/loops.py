@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from stitchcuda.errors import ProfilerError
 from stitchcuda.evaluation.build_tools import cpu_toolchain
 from stitchcuda.profiling.confinement import run_confined
-from stitchcuda.profiling.model import Loop
+from stitchcuda.profiling.model import BY_HAND, Loop
 from stitchcuda.program.flags import is_native, native_sources
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
@@ -32,6 +32,15 @@ _VECTORISED = re.compile(
 )
 _MISSED = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: missed:\s+couldn't vectorize loop")
 _REASON = re.compile(r"^(?P<file>[^:\n]+):(?P<line>\d+):\d+: missed:\s+not vectorized: (?P<why>.+?)\.?\s*$")
+_NO_VECTOR = "no vectype for stmt"
+"""How GCC's reason begins where it has no vectors of the elements' type, which stands on the next line."""
+_TYPE = re.compile(r"^\s+scalar_type: (?:(?:const|volatile) )*(?P<type>.+?)\s*$")
+_VECTOR_TYPE = re.compile(
+    r"^(__m(64|128|256|512)|__v\d+|vector\(|__vector|(u?int|float|bfloat|poly)\d+x\d+_t$|sv\w+_t$|__SV)"
+)
+"""Types whose values are vectors already, of x86 and of Arm."""
+_PLAIN = {"float", "double", "int", "long", "char", "short"}
+"""Words beside a vector type's name in its declaration that are types themselves."""
 _OUTER = re.compile(r"nested loops|inner loops?\b|outer[- ]loop")
 """Reasons of loops around others, which nobody expects to be vectorised."""
 
@@ -68,24 +77,40 @@ def report(program: Program, target: Target, *, timeout_s: float = TIMEOUT_S) ->
             last = f"it took longer than {timeout_s:.0f} s"
         raise ProfilerError(f"{toolchain.compiler} reports no loops ({last}); the report needs GCC: set CXX to a g++")
     text = "\n".join(done.files.get(output, b"")[:MOST_TEXT].decode("utf-8", "replace") for output in outputs)
-    return [loop for loop in parse(text) if loop.file in program.files]
+    written = "\n".join(program.files[path] for path in program.files if is_native(path))
+    return [loop for loop in parse(text, written) if loop.file in program.files]
 
 
-def parse(text: str) -> list[Loop]:
+def parse(text: str, sources: str = "") -> list[Loop]:
     """Loops from what GCC prints, by file and line, each once; loops that it calls outer ones are left out.
 
-    A loop that was vectorised in one of its versions counts as vectorised.
+    A loop that was vectorised in one of its versions counts as vectorised. ``sources`` name their own vector types.
     """
+    lines = (line for line in sources.splitlines() if "vector_size" in line)
+    declared = {word for line in lines for word in re.findall(r"\w+", line)} - _PLAIN
     found: dict[tuple[str, int], int] = {}
     reasons: dict[tuple[str, int], str] = {}
+    ahead: tuple[str, int] | None = None
+    """The loop of the line before: a reason that follows is its own, though it may name the intrinsics' header."""
+    untyped: tuple[str, int] | None = None
     for line in text.splitlines():
+        before, ahead = ahead, None
+        if untyped is not None and (match := _TYPE.match(line)):
+            known = _VECTOR_TYPE.match(match["type"]) or match["type"] in declared
+            reasons[untyped] = BY_HAND if known else f"GCC has no vectors of its type {match['type']}"
+        untyped = None
         if match := _VECTORISED.match(line):
             place = (match["file"].removeprefix("./"), int(match["line"]))
             found[place] = max(int(match["bytes"]), found.get(place, 0))
         elif match := _MISSED.match(line):
-            found.setdefault((match["file"].removeprefix("./"), int(match["line"])), 0)
+            ahead = (match["file"].removeprefix("./"), int(match["line"]))
+            found.setdefault(ahead, 0)
         elif match := _REASON.match(line):
-            reasons.setdefault((match["file"].removeprefix("./"), int(match["line"])), match["why"])
+            place = (match["file"].removeprefix("./"), int(match["line"]))
+            if match["why"].startswith(_NO_VECTOR) and before is not None:
+                place = before
+                untyped = place if place not in reasons else None
+            reasons.setdefault(place, match["why"])
     loops = []
     for place, width in sorted(found.items()):
         why = "" if width else reasons.get(place) or _in_the_body(place, found, reasons)

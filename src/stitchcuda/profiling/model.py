@@ -167,6 +167,10 @@ class Processor(BaseModel):
     evidence: str = Field(description="one sentence with the numbers behind the label")
 
 
+BY_HAND = "vectors by hand"
+"""The reason of a loop that the compiler left as it is because its elements are vectors already."""
+
+
 class Loop(BaseModel):
     """One loop of a Program's sources as the compiler reports it."""
 
@@ -174,8 +178,8 @@ class Loop(BaseModel):
 
     file: str
     line: int
-    vector_bytes: int = Field(description="width of the widest version; 0: it stayed scalar")
-    reason: str = Field(default="", description="why it stayed scalar, in the compiler's words")
+    vector_bytes: int = Field(description="width of the widest version; 0: the compiler left it as it is")
+    reason: str = Field(default="", description="why it was left, in the compiler's words, or BY_HAND")
 
 
 class Profile(BaseModel):

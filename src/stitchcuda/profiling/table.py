@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from stitchcuda.profiling.model import Idle, KernelTime, Loop, Processor, Profile
+from stitchcuda.profiling.model import BY_HAND, Idle, KernelTime, Loop, Processor, Profile
 from stitchcuda.profiling.rules import milliseconds
 
 BAR = 24
@@ -130,12 +130,17 @@ def processor_told(processor: Processor) -> str:
 
 def loops_told(loops: Sequence[Loop], limit: int = 6) -> str:
     """How many loops the compiler vectorised, and the first ``limit`` of the others with its reasons."""
-    scalar = sorted((loop for loop in loops if not loop.vector_bytes), key=lambda loop: not loop.reason)
+    left = sorted((loop for loop in loops if not loop.vector_bytes), key=lambda loop: not loop.reason)
+    by_hand = [f"{loop.file}:{loop.line}" for loop in left if loop.reason == BY_HAND]
+    scalar = [loop for loop in left if loop.reason != BY_HAND]
     done = [loop.vector_bytes for loop in loops if loop.vector_bytes]
     widths = f" ({', '.join(f'{width} bytes' for width in sorted(set(done)))} wide)" if done else ""
     told = f"{len(done)} of {len(loops)} vectorised{widths}"
     named = [f"{loop.file}:{loop.line}" + (f" ({loop.reason})" if loop.reason else "") for loop in scalar[:limit]]
     more = f" and {len(scalar) - limit} more" if len(scalar) > limit else ""
+    if by_hand and limit:
+        told += f"; with {BY_HAND}: {', '.join(by_hand[:limit])}"
+        told += f" and {len(by_hand) - limit} more" if len(by_hand) > limit else ""
     return told + (f"; scalar: {', '.join(named)}{more}" if named else "")
 
 

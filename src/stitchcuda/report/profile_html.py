@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from stitchcuda.hardware.model import Device
-from stitchcuda.profiling.model import Profile
+from stitchcuda.profiling.model import BY_HAND, Profile
 from stitchcuda.profiling.recording import Recording
 from stitchcuda.profiling.rules import Work, milliseconds
 from stitchcuda.profiling.table import IDLE_TOLD, loops_told, path_note, processor_told, short_name
@@ -100,7 +100,11 @@ def page(
         ]
     if profile.loops:
         rows = [
-            (f"{p.file}:{p.line}", f"{p.vector_bytes} bytes" if p.vector_bytes else "scalar", p.reason)
+            (
+                f"{p.file}:{p.line}",
+                f"{p.vector_bytes} bytes" if p.vector_bytes else "" if p.reason == BY_HAND else "scalar",
+                p.reason,
+            )
             for p in profile.loops
         ]
         parts += [
