@@ -216,3 +216,25 @@ def test_kernels_for_show_are_found(evaluator: Evaluator, body: str, result: str
     seen = [finding.rule for finding in evaluation.findings]
     assert set(rules) <= set(seen)
     assert rules or not seen
+
+
+SPOILT = {
+    "none": "plain(view, arena, region, '[]')",
+    "length": "at, _ = arena.offsets[region]; view[at : at + 8] = bytes([255]) * 8",
+    "number": "plain(view, arena, region, '{\"rows\": [], \"launches\": 1, \"wall_seconds\": 1' + '0' * 4000 + '}')",
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT.values(), ids=SPOILT)
+def test_a_trace_that_cannot_be_read_is_told(judge: Judge, spoilt: str) -> None:
+    before = f"""
+import sys
+wire = sys.modules["stitchcuda_wire"]
+plain = wire.put_text
+def put(view, arena, region, text):
+    {spoilt}
+"""
+    body = "if torch.autograd._profiler_enabled(): wire.put_text = put"
+    evaluation = judge(TASK, forward(body, before), settings=QUICK.model_copy(update={"trace_program": True}))
+    assert evaluation.census is None
+    assert "no_trace" in [finding.rule for finding in evaluation.findings]

@@ -189,6 +189,20 @@ def test_stock_options_held_up_by_a_program_are_timed_after_its_end(evaluator: E
     assert [(finding.rule, finding.severity) for finding in trial.findings] == [("slows_others", "flag")]
 
 
+def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluator: Evaluator) -> None:
+    spare = evaluator.session(evaluator.subject())
+    spare.begin()
+    evaluator._spare = spare
+    try:
+        assert Trial(evaluator, NATIVE, "screen").slowed([], {}) == {}
+        assert spare.live.handed == 0
+        evaluator.time([], TimingPlan(1, 1, 1))
+        assert spare.live.handed > 0
+    finally:
+        evaluator._spare = None
+        evaluator.close_all([spare])
+
+
 def scaled(session: Session, factor: float) -> list[tuple[str, Sample]]:
     """A session's samples, were its calls so many times as long."""
     return [(case, replace(sample, wall=factor * sample.wall)) for case, sample in session.samples]

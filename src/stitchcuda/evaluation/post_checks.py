@@ -196,20 +196,27 @@ def _told(trial: Trial, session: Session) -> None:
 
 
 def trace_program(trial: Trial, session: Session) -> None:
-    """Trace the Program on the inputs it last took; when that fails, a flag."""
+    """Trace the Program on the inputs it last took; when that fails, or nobody can read what comes of it, a flag."""
     if not trial.settings.trace_program:
         return
     began = time.monotonic()
     kernels = trial.built.kernels if trial.built is not None else ()
+    trace, problem = None, "the report of the trace could not be read"
     try:
-        trial.trace = trial.evaluator.take_trace(session, trial.program, kernels)
-        if trial.trace is not None:
-            manifest = trial.program.manifest
-            launchers = len(manifest.launchers) if manifest is not None else len(kernels)
-            for finding in census_findings(trial.trace, launchers):
-                trial.note(finding)
+        trace = trial.evaluator.take_trace(session, trial.program, kernels)
     except Failure as failure:
-        trial.note(Finding(rule="no_trace", severity="flag", evidence=failure.message, layer="census"))
+        problem = failure.message
+    except (ValueError, OverflowError):
+        # The report lies in memory that the Program can write to: lengths and numbers may be impossible.
+        pass
+    if trace is None:
+        trial.note(Finding(rule="no_trace", severity="flag", evidence=problem, layer="census"))
+    else:
+        trial.trace = trace
+        manifest = trial.program.manifest
+        launchers = len(manifest.launchers) if manifest is not None else len(kernels)
+        for finding in census_findings(trace, launchers):
+            trial.note(finding)
     _told(trial, session)
     trial.spent("trace", began)
 
@@ -222,6 +229,8 @@ def slowed(trial: Trial, stock: list[Session], beside: dict[str, Samples]) -> di
     """
     sound, evaluator = trial.sound(stock), trial.evaluator
     for attempt in range(SLOWED_ATTEMPTS):
+        if not sound:
+            break  # a clock would wait for the next Program's process, which is starting, and time nothing
         for each in sound:
             each.samples = []
         evaluator.time(sound, TimingPlan(SLOWED_CALLS, SLOWED_CALLS, 1e9), label=f"after{attempt}-")
@@ -230,8 +239,6 @@ def slowed(trial: Trial, stock: list[Session], beside: dict[str, Samples]) -> di
             for each in trial.sound(sound)
             if evaluator.summary(each).median < SLOWED * evaluator.summarise(beside[each.subject.name]).median
         ]
-        if not sound:
-            break
     alone = {each.subject.name: each.samples for each in sound}
     for each in stock:
         each.samples = beside.get(each.subject.name, [])
