@@ -85,6 +85,16 @@ def test_the_comparison_reads_in_a_few_lines_with_units() -> None:
     assert "fused into fused_mul_add" in text
 
 
+def test_an_operator_that_one_own_kernel_of_another_name_may_do_is_not_called_gone() -> None:
+    before = profile(3, [kernel("aten::tanh", 2), kernel("aten::add", 1)])
+    one_for_one = changes(compare(before, profile(2, [kernel("aten::add", 1), kernel("rows", 1, 1, "own")])))
+    assert "aten::tanh: not launched any more, was 2 ms" in one_for_one
+    assert "by a new own kernel, whatever its name, or was not needed" in one_for_one
+    dropped = changes(compare(before, profile(1, [kernel("aten::add", 1)])))
+    assert "aten::tanh: gone, was 2 ms" in dropped
+    assert "own kernel" not in dropped
+
+
 def test_the_digest_is_short_and_every_time_has_its_unit() -> None:
     rich = BEFORE.model_copy(
         update={

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stitchcuda.profiling.compare import Comparison, noticed
 from stitchcuda.profiling.diagnosis import spelling
 from stitchcuda.profiling.model import KernelDiagnosis, KernelTime, Profile
-from stitchcuda.profiling.remedies import SPLIT, WORTH_NAMING
+from stitchcuda.profiling.remedies import NOTHING, SPLIT, WORTH_NAMING
 from stitchcuda.profiling.rules import milliseconds
 from stitchcuda.profiling.table import IDLE_TOLD, SLOWED, loops_told, processor_told, short_name
 
@@ -49,7 +49,7 @@ def digest(profile: Profile) -> str:
         parts.append(f"- loops: {loops_told(profile.loops, LOOPS)}")
     parts += _kernels(profile)
     if profile.suggestion:
-        parts.append(f"First: {profile.suggestion}")
+        parts.append(f"Note: {NOTHING}" if profile.suggestion == NOTHING else f"First: {profile.suggestion}")
     # What nsys says of every recording tells an agent nothing.
     remarks = [remark for remark in profile.remarks if not remark.startswith("nsys says")]
     parts += [f"Note: {remark}" for remark in remarks[:2]]
@@ -123,10 +123,14 @@ def changes(comparison: Comparison, limit: int = 8) -> str:
         f" ({comparison.speedup:.2f}x), launches {comparison.before_launches} to {comparison.after_launches},"
         f" idle {milliseconds(comparison.before_gap_seconds)} to {milliseconds(comparison.after_gap_seconds)}"
     ]
-    for change in noticed(comparison)[:limit]:
+    told = noticed(comparison)[:limit]
+    # Beside a new own kernel nobody knows whether what has gone was dropped or is computed in there.
+    replaced = any(change.fate == "new" and change.origin == "own" for change in comparison.changes)
+    ended = "not launched any more" if replaced else "gone"
+    for change in told:
         before, after = milliseconds(change.before_seconds), milliseconds(change.after_seconds)
         times = {
-            "gone": f"gone, was {before} in {change.before_calls} launches",
+            "gone": f"{ended}, was {before} in {change.before_calls} launches",
             "fused": f"fused away, was {before} in {change.before_calls} launches",
             "new": f"new, {after} in {change.after_calls} launches ({change.origin})",
             "kept": f"{before} to {after}, launches {change.before_calls} to {change.after_calls}",
@@ -134,6 +138,11 @@ def changes(comparison: Comparison, limit: int = 8) -> str:
         parts.append(f"- {_name(change.name)}: {times[change.fate]}")
     if comparison.fused_into:
         parts.append(f"- fused into {', '.join(_name(name) for name in comparison.fused_into[:4])}")
+    if replaced and any(change.fate == "gone" for change in told):
+        parts.append(
+            "- what is not launched any more is done by a new own kernel, whatever its name, or was not needed:"
+            " no timeline tells which"
+        )
     parts += [f"Note: {remark}" for remark in comparison.remarks]
     return "\n".join(parts) + "\n"
 

@@ -24,6 +24,8 @@ PINNING_SAVES = 0.5
 """Pinned against pageable host memory: the share of a copy's time that the staging buffer costs."""
 REACHABLE_RATE = 0.8
 """Share of the measured matrix rate that a well-chosen algorithm reaches."""
+NOTHING = "no change with a predicted gain of 2% or more stands out"
+"""What is suggested where nothing is."""
 WORTH_NAMING = 1.02
 """Predicted gains below this drown in the noise of measuring."""
 
@@ -128,7 +130,7 @@ FIRST: dict[Cause, tuple[str, str]] = {
     "host_copies": ("overlap_copies", "overlap the copies with compute, in chunks on a second stream"),
     "allocation": ("reuse_allocations", "allocate once before the call and reuse, or use the stream-ordered pool"),
     "host_work": ("move_to_device", "do on the device, or before the call, what the host computes in between"),
-    "none": ("none", "no change with a predicted gain of 2% or more stands out"),
+    "none": ("none", NOTHING),
 }
 """What to try first about a cause: a key for programs, and a sentence."""
 
@@ -185,7 +187,7 @@ def suggestion(timeline: Timeline, kernels: Sequence[KernelTime], device: Device
     wall = timeline.wall_seconds
     best = next(iter(remedies(timeline, kernels, device, work)), None)
     if best is None or best.gain(wall) < WORTH_NAMING:
-        return "no change with a predicted gain of 2% or more stands out"
+        return NOTHING
     saved = min(best.saved_seconds, wall)
     return f"{best.change} (predicted {best.gain(wall):.2f}x: saves {milliseconds(saved)} of {milliseconds(wall)})"
 

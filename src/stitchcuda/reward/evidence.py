@@ -97,7 +97,7 @@ def operator_coverage(observed: Observed) -> Mark:
     if left:
         names = ", ".join(f"{operator.name} ({operator.share:.0%})" for operator in left[:3])
         first = left[0] is found.operators[0]
-        caps.append(Cap(3 if first and left[0].share >= 0.3 else 4, f"not taken over: {names}"))
+        caps.append(Cap(3 if first and left[0].share >= 0.3 else 4, f"taken over by less than half: {names}"))
     if own is not None and own < SHOW:
         caps.append(Cap(1, f"own kernels take {own:.1%} of the time"))
     return combine(signals, caps)
