@@ -179,7 +179,7 @@ def get_init_inputs():
 
 def test_stock_options_held_up_by_a_program_are_timed_after_its_end(evaluator: Evaluator) -> None:
     eager = next(session for session in evaluator.stocks.beside() if session.subject.name == "eager")
-    evaluator.time([eager], TimingPlan(5, 5, 60))
+    evaluator.calls.time([eager], TimingPlan(5, 5, 60))
     trial = Trial(evaluator, NATIVE, "screen")
     assert trial.slowed([eager], {"eager": scaled(eager, 0.1)}) == {}
     assert trial.findings == []
@@ -196,7 +196,7 @@ def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluat
     try:
         assert Trial(evaluator, NATIVE, "screen").slowed([], {}) == {}
         assert spare.live.handed == 0
-        evaluator.time([], TimingPlan(1, 1, 1))
+        evaluator.calls.time([], TimingPlan(1, 1, 1))
         assert spare.live.handed > 0
     finally:
         evaluator._spare = None

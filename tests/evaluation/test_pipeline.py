@@ -156,7 +156,7 @@ def test_an_error_of_the_user_ends_what_runs_at_once(tmp_path: Path) -> None:
     running = pipeline.submit(job("endless", RELU, endless))
     waiting = pipeline.submit(job("waits", RELU, python("torch.relu(x)")))
     deadline = time.monotonic() + 60
-    while not any(seat.evaluator._sessions for seat in pipeline._seats) and time.monotonic() < deadline:
+    while not any(seat.evaluator.sessions for seat in pipeline._seats) and time.monotonic() < deadline:
         time.sleep(0.01)
     with pytest.raises(KeyError), pipeline:
         raise KeyError

@@ -1,7 +1,7 @@
 """Who may use a device when: while one clock counts, nothing else runs on it; otherwise any number of processes do.
 
 A lock per device in the file system, which all processes of the machine share and the system takes back when its holder
-dies. What is done while it is held is in ``session`` and ``evaluator``.
+dies. What is done while it is held is in ``session`` and ``calls``.
 """
 
 from __future__ import annotations

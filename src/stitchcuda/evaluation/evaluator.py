@@ -1,18 +1,15 @@
 """The protocol: supervisor of an oracle and of runners, from a Program to an Evaluation. It holds the clock
 and the verdict, imports neither torch nor a Program, and believes records and exported bytes only.
 
-How a call is exchanged is in ``session``; what is right, in ``oracle``; how fast, in ``timing``; what cheating
-looks like, in ``integrity`` and ``bounds``.
+Which calls are made is in ``calls``; how one is exchanged, in ``session``; what is right, in ``oracle``; how fast, in
+``timing``; what cheating looks like, in ``integrity`` and ``bounds``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import random
 import secrets
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +18,7 @@ from typing import Any, Literal
 
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.build import Build, build
+from stitchcuda.evaluation.calls import Calls
 from stitchcuda.evaluation.device_gate import Gate, Holder, gate_of
 from stitchcuda.evaluation.gpu_clocks import GpuClocks
 from stitchcuda.evaluation.model import (
@@ -31,12 +29,11 @@ from stitchcuda.evaluation.model import (
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.peaks import free_memory
 from stitchcuda.evaluation.runner_client import Failure, Subject
-from stitchcuda.evaluation.schedule import case_at, follows, related
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions, cores
 from stitchcuda.evaluation.telemetry import Trace, own_names, parse_trace
-from stitchcuda.evaluation.timing import Sample, TimingPlan, summarise
+from stitchcuda.evaluation.timing import Sample, summarise
 from stitchcuda.evaluation.trial import Trial
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Program
@@ -47,15 +44,6 @@ REFERENCE = "reference"
 
 SPARE_CORES = 4
 """Cores from which on a process may import torch beside others' untimed work."""
-
-RELATED = ("permuted", "probe")
-RELATED_SHARE = 0.25
-"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements;
-beside one of each that every batch has."""
-
-QUICK_S = 0.05
-"""Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
-machine, about a second."""
 
 KEPT_TRACES = 16
 """Traces of the latest Programs that are kept."""
@@ -89,8 +77,9 @@ class Evaluator:
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
-        self._calls = itertools.count(1)
-        self._sessions: set[Session] = set()
+        self.calls = Calls(self)
+        self.sessions: set[Session] = set()
+        """Those that are not closed."""
         self._spare: Session | None = None
         self._warming: threading.Thread | None = None
         self._traces: dict[str, Trace] = {}
@@ -117,7 +106,7 @@ class Evaluator:
         self.stocks.held.clear()
         self.stocks.early.clear()
         self._spare = None
-        self.close_all(list(self._sessions))
+        self.close_all(list(self.sessions))
         if self._client is not None:
             self._client.close()
         self._client = self._plan = None
@@ -200,7 +189,7 @@ class Evaluator:
     def session(self, subject: Subject) -> Session:
         """A session, not yet open; closed with the Evaluator at the latest."""
         session = Session(subject, self)
-        self._sessions.add(session)
+        self.sessions.add(session)
         return session
 
     def prepare(self) -> None:
@@ -212,6 +201,15 @@ class Evaluator:
                 self._warming.start()
             else:
                 self._spare.begin()
+
+    def wake_spare(self) -> None:
+        """Wait until that process has imported torch, before a clock counts; one that has failed is given up."""
+        if self._spare is not None and not self.crowded:
+            try:
+                self._spare.wake()
+            except Failure:
+                self.close_all([self._spare])
+                self._spare = None
 
     def spares(self) -> bool:
         """Whether a process is started ahead for the next Program."""
@@ -245,7 +243,7 @@ class Evaluator:
                 list(pool.map(Session.close, sessions))
         for session in sessions:
             session.close()
-        self._sessions.difference_update(sessions)
+        self.sessions.difference_update(sessions)
 
     def trace(self, program: Program | None) -> Trace:
         """A torch.profiler pass in a confined runner; None stands for the reference. What an earlier evaluation of the
@@ -288,7 +286,7 @@ class Evaluator:
         try:
             session.open()
             session.load(folder)
-            self.warm_up(session, full=0)
+            self.calls.warm_up(session, full=0)
         except BaseException:
             self.close_all([session])
             raise
@@ -308,214 +306,6 @@ class Evaluator:
             if len(self._traces) > KEPT_TRACES:
                 del self._traces[next(name for name in self._traces if name != REFERENCE)]
         return trace
-
-    def patience(self) -> float:
-        """Seconds that a call may take once the first has run."""
-        return max(5.0, self.settings.call_timeout_factor * self.facts.eager_seconds)
-
-    def play(
-        self,
-        sessions: Sequence[Session],
-        label: str,
-        case: str | None,
-        *,
-        full: bool = False,
-        hold: bool = False,
-        patience: float | None = None,
-        timed: bool = False,
-        family: str = "",
-        pause: float = 0.0,
-    ) -> list[tuple[Session, Sample, dict[str, Any]]]:
-        """One round: the same fresh inputs (of a ``family``, see ``oracle``) to every session in random order, each
-        call exported and checked; timed calls of stock options are not checked again, and have no verdict.
-        ``pause``: see ``Session.call``.
-
-        A Program's failure is raised; a stock option that fails is closed and left out from then on.
-        """
-        sessions = [session for session in sessions if session.failure is None]
-        if not sessions:
-            return []
-        number = self.number_call()
-        leading = next((session for session in sessions if not session.subject.trusted), sessions[0])
-        reuse = self.settings.defences and leading.drawn("reuse", self.settings.reused_share)
-        numbers = [session.number for session in sessions]
-        filled = self.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
-        played: list[tuple[Session, Sample, dict[str, Any]]] = []
-        for session in random.sample(sessions, len(sessions)):
-            state = full and not session.subject.trusted
-            again = self._again(session, timed)
-            try:
-                sample = session.call(
-                    number,
-                    filled["seed"],
-                    hold=hold,
-                    state=state,
-                    timeout_s=patience or self.patience(),
-                    timed=timed,
-                    reuse=reuse,
-                    pause=pause,
-                )
-            except Failure as failure:
-                if not session.subject.trusted:
-                    raise
-                session.failure = failure
-                session.close()
-                continue
-            if timed and session.subject.trusted:
-                played.append((session, sample, {}))
-                continue
-            verdict = self.oracle.ask(
-                "check",
-                session=session.number,
-                call=number,
-                full=full,
-                hold=hold,
-                state=state,
-                inputs=not session.subject.trusted,
-                again=again,
-            )
-            if again and verdict["ok"]:
-                late = session.look_again(number)
-                if late:
-                    verdict |= {"ok": False, "message": late, "rule": "late_write", "layer": "memory"}
-            if timed and session.beside is not None:
-                session.beside.exchange_without_program()
-            session.missing_state.update(verdict["missing_state"])
-            if session.subject.trusted and not verdict["ok"]:
-                session.note = f"not within the error budget: {verdict['message'][:200]}"
-            played.append((session, sample, verdict))
-        return played
-
-    def number_call(self) -> int:
-        """A number that no other call has."""
-        return next(self._calls)
-
-    def _again(self, session: Session, timed: bool) -> bool:
-        """Whether to read the outputs of a call a second time later on."""
-        settings = self.settings
-        if session.subject.trusted or not settings.defences:
-            return False
-        return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
-
-    def warm_up(
-        self,
-        session: Session,
-        *,
-        full: int,
-        check: Callable[[dict[str, Any], bool], None] = lambda verdict, full: None,
-        patience: float | None = None,
-        label: str = "check",
-    ) -> None:
-        """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are
-        held, and all its full checks but the first are on families of inputs; where ``full`` asks for some of these,
-        the others follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which
-        families a Program meets must not depend on what else the machine does."""
-        cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
-        families = program and settings.defences
-        quick = self.kind == "cpu" and self.facts.eager_seconds <= QUICK_S and settings.family_seconds > 0
-        for case in cases:
-            began = time.monotonic()
-            most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
-            certain = range(max(full, settings.warmup_calls))
-            held = random.sample(certain, min(self.held_calls(), len(certain))) if program and case == cases[0] else []
-            for index in range(max(most, settings.warmup_calls)):
-                wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
-                late = index >= full and not quick and time.monotonic() - began > settings.family_seconds
-                judged = index < most and not late
-                if late and index >= settings.warmup_calls:
-                    break
-                family = "next" if judged and index and families else ""
-                for _, _, verdict in self.play(
-                    [session], f"{label}{index}", case, full=judged, hold=index in held, patience=wait, family=family
-                ):
-                    check(verdict, judged)
-                    judged = judged and (not family or bool(verdict.get("family")))
-                if index == 0:
-                    began = time.monotonic()
-                if family and not judged:
-                    most = min(most, max(full, index))
-
-    def held_calls(self) -> int:
-        """How many outputs the runner keeps; fewer when they are large."""
-        return self.settings.held_outputs if self.plan["outputs"] < 1 << 30 else min(1, self.settings.held_outputs)
-
-    def screen_plan(self) -> TimingPlan:
-        """How many timed calls the screen tier makes."""
-        s = self.settings
-        return TimingPlan(calls=s.screen_calls, least=s.screen_min_calls, seconds=s.screen_seconds)
-
-    def time(
-        self,
-        sessions: Sequence[Session],
-        plan: TimingPlan,
-        check: Callable[[dict[str, Any], bool], None] = lambda verdict, full: None,
-        label: str = "timed",
-    ) -> None:
-        """Timed calls, every one on fresh inputs and checked; samples are added to the sessions."""
-        if self._spare is not None and not self.crowded:
-            try:
-                self._spare.wake()
-            except Failure:
-                self.close_all([self._spare])
-                self._spare = None
-        if not sessions:
-            return
-        with self.gate.hold("clock"):
-            self._time(sessions, plan, check, label)
-
-    def _time(
-        self,
-        sessions: Sequence[Session],
-        plan: TimingPlan,
-        check: Callable[[dict[str, Any], bool], None],
-        label: str,
-    ) -> None:
-        for session in sessions:
-            session.measure_noop()
-        self.clocks.look()
-        began = time.monotonic()
-        cases = self.plan["cases"]
-        programs = any(not session.subject.trusted for session in sessions)
-        wary = programs and self.settings.defences
-        surely = plan.least * len(cases)
-        turn = random.randint(1, max(1, surely - 1)) if wary else -1
-        made = related(surely, len(cases), turn, RELATED) if wary else {}
-        share, family = RELATED_SHARE * (1 if len(cases) == 1 else 2), ""
-        for index in range(plan.calls * len(cases)):
-            if index >= surely and time.monotonic() - began > plan.seconds:
-                break
-            if all(session.failure is not None for session in sessions):
-                break
-            case = cases[case_at(index, len(cases))]
-            if index == turn:
-                self.reweigh(f"{label}reweighed", check)
-            free = index != turn and index + 1 not in made and follows(index, len(cases)) and family != "probe"
-            family = made.get(index, "")
-            if wary and free and not family and random.random() < share:
-                family = random.choice(RELATED)
-            for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
-                session.samples.append((str(case), sample))
-                if not session.subject.trusted:
-                    check(verdict, False)
-        self.clocks.look()
-
-    def reweigh(self, label: str, check: Callable[[dict[str, Any], bool], None]) -> None:
-        """Other weights for everything that is loaded, prepared again, and one checked call of each Program that is not
-        timed: an answer computed from the weights of before is wrong from here on."""
-        seed = self.oracle.ask("reweigh")["seed"]
-        for session in [s for s in self._sessions if s.loaded and s.failure is None and s.runner is not None]:
-            try:
-                session.reweigh(seed)
-            except Failure as failure:
-                if not session.subject.trusted:
-                    raise
-                session.failure = failure
-                session.close()
-                continue
-            if not session.subject.trusted and session.calls:
-                for case in self.plan["cases"]:
-                    for _, _, verdict in self.play([session], label, case, patience=self.settings.call_timeout_s):
-                        check(verdict, False)
 
     def summary(self, session: Session, note: str = "") -> Timing:
         """A session's samples as one Timing."""

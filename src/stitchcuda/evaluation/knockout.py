@@ -43,7 +43,7 @@ def knock_out(trial: Trial, folder: Path) -> None:
         session.open()
         session.load(folder, knocked_out=True)
         for case in evaluator.plan["cases"]:
-            for _, _, verdict in evaluator.play(
+            for _, _, verdict in evaluator.calls.play(
                 [session], f"knockout-{case}", case, patience=trial.settings.call_timeout_s
             ):
                 if not verdict["ok"]:

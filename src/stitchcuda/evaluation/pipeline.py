@@ -144,7 +144,7 @@ class Pipeline:
             busy = [seat.evaluator for seat in self._seats if seat.busy]
             self._changed.notify_all()
         for evaluator in busy if abort else []:
-            for session in list(evaluator._sessions):
+            for session in list(evaluator.sessions):
                 session.abort()
         for ticket in dropped:
             ticket.result.set_exception(_closed())

@@ -109,7 +109,7 @@ def _measure_again(trial: Trial, session: Session, attempt: int) -> None:
     count = max(least, len(session.samples) // len(evaluator.plan["cases"]) + 1) if attempt == 0 else least
     if attempt == 0 and session.control_total:
         session.beside = _without_program(trial)
-    evaluator.time([session], TimingPlan(count, count, 1e9), trial.checked, label=f"again{attempt}-")
+    evaluator.calls.time([session], TimingPlan(count, count, 1e9), trial.checked, label=f"again{attempt}-")
     if session.beside is not None:
         total, outside = session.beside.cost_without_program()
         session.control_total = max(session.control_total, total)
@@ -179,7 +179,7 @@ def _paused_calls(trial: Trial, session: Session, pause: float, attempt: int) ->
         for length in lengths:
             samples = paused if length else plain
             label = f"pause{attempt}-{index}-{length}-{session.number}"
-            for _, sample, verdict in trial.evaluator.play([session], label, case, timed=True, pause=length):
+            for _, sample, verdict in trial.evaluator.calls.play([session], label, case, timed=True, pause=length):
                 samples.append(sample)
                 trial.checked(verdict, False)
     return plain, paused
@@ -233,7 +233,7 @@ def slowed(trial: Trial, stock: list[Session], beside: dict[str, Samples]) -> di
             break  # a clock would wait for the next Program's process, which is starting, and time nothing
         for each in sound:
             each.samples = []
-        evaluator.time(sound, TimingPlan(SLOWED_CALLS, SLOWED_CALLS, 1e9), label=f"after{attempt}-")
+        evaluator.calls.time(sound, TimingPlan(SLOWED_CALLS, SLOWED_CALLS, 1e9), label=f"after{attempt}-")
         sound = [
             each
             for each in trial.sound(sound)

@@ -78,7 +78,7 @@ class Publication:
             for label, program, stock in played:
                 if any(s.failure is not None and s.failure.status == "out_of_memory" for s in stock):
                     raise Crowded
-                self.evaluator.time([program, *trial.sound(stock)], self._plan(), trial.checked, label=label)
+                self.evaluator.calls.time([program, *trial.sound(stock)], self._plan(), trial.checked, label=label)
                 self._keep(program, stock)
             if census is not None:
                 last = played[-1][2]
@@ -99,7 +99,7 @@ class Publication:
         label = f"alone{index}-"
         program = trial.program_session()
         self._warm(program, label)
-        evaluator.time([program], self._plan(), trial.checked, label=label)
+        evaluator.calls.time([program], self._plan(), trial.checked, label=label)
         self._keep(program, [])
         if index == self.settings.publish_processes - 1:
             trial.census(program)
@@ -108,7 +108,7 @@ class Publication:
             session = stocks.session(name)
             trial.opened.append(session)
             stocks.warm(session, label)
-            evaluator.time(trial.sound([session]), self._plan(), label=label)
+            evaluator.calls.time(trial.sound([session]), self._plan(), label=label)
             self._take([session])
             evaluator.close_all([session])
 

@@ -144,7 +144,7 @@ def _run(
         session.open()
         session.load(folder)
         for case in evaluator.plan["cases"]:
-            evaluator.play([session], f"sanitizer-{name}-{case}", case, patience=seconds)
+            evaluator.calls.play([session], f"sanitizer-{name}-{case}", case, patience=seconds)
         log = session.live.drain.text()
     except Failure as failure:
         problem, log = failure.message, failure.log

@@ -1,5 +1,5 @@
 """Which of a row of calls get something special: at places that no Program can know, yet often enough that no cheat
-gets through by luck. Pure; who asks is in ``evaluator``."""
+gets through by luck. Pure; who asks is in ``calls``."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """One subject in play: its runner, its share of the oracle, and the exchange of one call. The protocol over
-several calls and subjects is in ``evaluator``."""
+several calls and subjects is in ``calls``."""
 
 from __future__ import annotations
 
@@ -316,7 +316,7 @@ class Session:
 
     def exchange_without_program(self) -> None:
         """One such exchange, with all that the oracle does between calls; kept in ``controls``."""
-        number = self.evaluator.number_call()
+        number = self.evaluator.calls.number_call()
         case = self.plan["cases"][0]
         filled = self.oracle.ask("fill", call=number, label=f"control{number}", case=case, sessions=[self.number])
         flags, patience = wire.CONTROL, self.settings.load_timeout_s

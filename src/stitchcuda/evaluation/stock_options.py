@@ -67,7 +67,7 @@ class StockOptions:
                 settled.wait()
             session.load()
             patience = evaluator.settings.compile_timeout_s
-            evaluator.warm_up(session, full=1, patience=patience, label=f"{label}{session.subject.name}-")
+            evaluator.calls.warm_up(session, full=1, patience=patience, label=f"{label}{session.subject.name}-")
         except Failure as failure:
             session.failure = session.failure or failure
             session.close()
@@ -138,7 +138,7 @@ class StockOptions:
 
     def _timed(self, sessions: dict[str, Session], keep: bool) -> dict[str, Timing]:
         evaluator = self.evaluator
-        evaluator.time([s for s in sessions.values() if s.failure is None], evaluator.screen_plan())
+        evaluator.calls.time([s for s in sessions.values() if s.failure is None], evaluator.calls.screen_plan())
         timings = {}
         for name, session in sessions.items():
             if session.failure is None:

@@ -1,8 +1,8 @@
 """One Program on its way from files to an Evaluation: build, first calls, timed calls.
 
-The calls themselves are made by the ``evaluator``, which outlives the trial. What is looked at after them is in
-``post_checks``, ``knockout`` and ``sanitizer``, how the Evaluation is put together in ``verdict``, and the rounds of
-the publish tier in ``publish``.
+The calls themselves are made in ``calls``, for an ``evaluator`` that outlives the trial. What is looked at after them
+is in ``post_checks``, ``knockout`` and ``sanitizer``, how the Evaluation is put together in ``verdict``, and the rounds
+of the publish tier in ``publish``.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Trial:
             stock = self.sound(evaluator.stocks.beside())
             self.spent("baselines", began)
         began = time.monotonic()
-        evaluator.time([session, *stock], evaluator.screen_plan(), self.checked)
+        evaluator.calls.time([session, *stock], evaluator.calls.screen_plan(), self.checked)
         self.spent("timed", began)
         began = time.monotonic()
         self.finish(session)
@@ -159,7 +159,11 @@ class Trial:
         self._knock_out(folder)
 
     def _knock_out(self, folder: Path) -> None:
-        if knockout.wanted(self):
+        # Without a trace nobody knows what its kernels do, and a Program can see to it that there is none.
+        manifest, settings = self.program.manifest, self.settings
+        untraced = settings.trace_program and self.trace is None
+        doubted = untraced and settings.defences and manifest is not None and bool(manifest.launchers)
+        if doubted or knockout.wanted(self):
             began = time.monotonic()
             knockout.knock_out(self, folder)
             self.spent("knockout", began)
@@ -227,7 +231,7 @@ class Trial:
     def warm_up(self, session: Session, *, full: int, label: str) -> None:
         """The Program's first calls, each of them checked, ``full`` of each case against fp64."""
         began = time.monotonic()
-        self.evaluator.warm_up(session, full=full, check=self.checked, label=label)
+        self.evaluator.calls.warm_up(session, full=full, check=self.checked, label=label)
         self.spent("check", began)
 
     def sound(self, stock: list[Session]) -> list[Session]:

@@ -1,0 +1,261 @@
+"""The calls of runners: rounds in which every session gets the same fresh inputs, first calls, timed calls, and other
+weights in the middle of them. How one call is exchanged is in ``session``; the verdict on it is the oracle's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stitchcuda.evaluation.runner_client import Failure
+from stitchcuda.evaluation.schedule import case_at, follows, related
+from stitchcuda.evaluation.session import Session
+from stitchcuda.evaluation.settings import EvaluationSettings
+from stitchcuda.evaluation.timing import Sample, TimingPlan
+
+if TYPE_CHECKING:
+    from stitchcuda.evaluation.evaluator import Evaluator
+
+Check = Callable[[dict[str, Any], bool], None]
+"""Takes the oracle's verdict on a call of a Program, and whether it was checked in full; raises Failure to end."""
+
+RELATED = ("permuted", "probe")
+RELATED_SHARE = 0.25
+"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements;
+beside one of each that every batch has."""
+
+QUICK_S = 0.05
+"""Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
+machine, about a second."""
+
+
+def ignore(verdict: dict[str, Any], full: bool) -> None:
+    """A Check that ends nothing."""
+
+
+class Calls:
+    """The calls of one Evaluator's sessions."""
+
+    def __init__(self, evaluator: Evaluator) -> None:
+        self.evaluator = evaluator
+        self._numbers = itertools.count(1)
+
+    @property
+    def settings(self) -> EvaluationSettings:
+        """The Evaluator's, which may change from one Program to the next."""
+        return self.evaluator.settings
+
+    @property
+    def plan(self) -> dict[str, Any]:
+        """What the oracle said about the task."""
+        return self.evaluator.plan
+
+    def patience(self) -> float:
+        """Seconds that a call may take once the first has run."""
+        return max(5.0, self.settings.call_timeout_factor * self.evaluator.facts.eager_seconds)
+
+    def play(
+        self,
+        sessions: Sequence[Session],
+        label: str,
+        case: str | None,
+        *,
+        full: bool = False,
+        hold: bool = False,
+        patience: float | None = None,
+        timed: bool = False,
+        family: str = "",
+        pause: float = 0.0,
+    ) -> list[tuple[Session, Sample, dict[str, Any]]]:
+        """One round: the same fresh inputs (of a ``family``, see ``oracle``) to every session in random order, each
+        call exported and checked; timed calls of stock options are not checked again, and have no verdict.
+        ``pause``: see ``Session.call``.
+
+        A Program's failure is raised; a stock option that fails is closed and left out from then on.
+        """
+        sessions = [session for session in sessions if session.failure is None]
+        if not sessions:
+            return []
+        number = self.number_call()
+        leading = next((session for session in sessions if not session.subject.trusted), sessions[0])
+        reuse = self.settings.defences and leading.drawn("reuse", self.settings.reused_share)
+        numbers = [session.number for session in sessions]
+        filled = self.evaluator.oracle.ask("fill", call=number, label=label, case=case, family=family, sessions=numbers)
+        played: list[tuple[Session, Sample, dict[str, Any]]] = []
+        for session in random.sample(sessions, len(sessions)):
+            state = full and not session.subject.trusted
+            again = self._again(session, timed)
+            try:
+                sample = session.call(
+                    number,
+                    filled["seed"],
+                    hold=hold,
+                    state=state,
+                    timeout_s=patience or self.patience(),
+                    timed=timed,
+                    reuse=reuse,
+                    pause=pause,
+                )
+            except Failure as failure:
+                if not session.subject.trusted:
+                    raise
+                session.failure = failure
+                session.close()
+                continue
+            if timed and session.subject.trusted:
+                played.append((session, sample, {}))
+                continue
+            verdict = self.evaluator.oracle.ask(
+                "check",
+                session=session.number,
+                call=number,
+                full=full,
+                hold=hold,
+                state=state,
+                inputs=not session.subject.trusted,
+                again=again,
+            )
+            if again and verdict["ok"]:
+                late = session.look_again(number)
+                if late:
+                    verdict |= {"ok": False, "message": late, "rule": "late_write", "layer": "memory"}
+            if timed and session.beside is not None:
+                session.beside.exchange_without_program()
+            session.missing_state.update(verdict["missing_state"])
+            if session.subject.trusted and not verdict["ok"]:
+                session.note = f"not within the error budget: {verdict['message'][:200]}"
+            played.append((session, sample, verdict))
+        return played
+
+    def number_call(self) -> int:
+        """A number that no other call has."""
+        return next(self._numbers)
+
+    def _again(self, session: Session, timed: bool) -> bool:
+        """Whether to read the outputs of a call a second time later on."""
+        settings = self.settings
+        if session.subject.trusted or not settings.defences:
+            return False
+        return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
+
+    def warm_up(
+        self,
+        session: Session,
+        *,
+        full: int,
+        check: Check = ignore,
+        patience: float | None = None,
+        label: str = "check",
+    ) -> None:
+        """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are
+        held, and all its full checks but the first are on families of inputs; where ``full`` asks for some of these,
+        the others follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which
+        families a Program meets must not depend on what else the machine does."""
+        cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
+        families = program and settings.defences
+        quick = (
+            self.evaluator.kind == "cpu"
+            and self.evaluator.facts.eager_seconds <= QUICK_S
+            and settings.family_seconds > 0
+        )
+        for case in cases:
+            began = time.monotonic()
+            most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
+            certain = range(max(full, settings.warmup_calls))
+            held = random.sample(certain, min(self.held_calls(), len(certain))) if program and case == cases[0] else []
+            for index in range(max(most, settings.warmup_calls)):
+                wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
+                late = index >= full and not quick and time.monotonic() - began > settings.family_seconds
+                judged = index < most and not late
+                if late and index >= settings.warmup_calls:
+                    break
+                family = "next" if judged and index and families else ""
+                for _, _, verdict in self.play(
+                    [session], f"{label}{index}", case, full=judged, hold=index in held, patience=wait, family=family
+                ):
+                    check(verdict, judged)
+                    judged = judged and (not family or bool(verdict.get("family")))
+                if index == 0:
+                    began = time.monotonic()
+                if family and not judged:
+                    most = min(most, max(full, index))
+
+    def held_calls(self) -> int:
+        """How many outputs the runner keeps; fewer when they are large."""
+        return self.settings.held_outputs if self.plan["outputs"] < 1 << 30 else min(1, self.settings.held_outputs)
+
+    def screen_plan(self) -> TimingPlan:
+        """How many timed calls the screen tier makes."""
+        s = self.settings
+        return TimingPlan(calls=s.screen_calls, least=s.screen_min_calls, seconds=s.screen_seconds)
+
+    def time(
+        self,
+        sessions: Sequence[Session],
+        plan: TimingPlan,
+        check: Check = ignore,
+        label: str = "timed",
+    ) -> None:
+        """Timed calls, every one on fresh inputs and checked; samples are added to the sessions."""
+        self.evaluator.wake_spare()
+        if not sessions:
+            return
+        with self.evaluator.gate.hold("clock"):
+            self._time(sessions, plan, check, label)
+
+    def _time(
+        self,
+        sessions: Sequence[Session],
+        plan: TimingPlan,
+        check: Check,
+        label: str,
+    ) -> None:
+        for session in sessions:
+            session.measure_noop()
+        self.evaluator.clocks.look()
+        began = time.monotonic()
+        cases = self.plan["cases"]
+        programs = any(not session.subject.trusted for session in sessions)
+        wary = programs and self.settings.defences
+        surely = plan.least * len(cases)
+        turn = random.randint(1, max(1, surely - 1)) if wary else -1
+        made = related(surely, len(cases), turn, RELATED) if wary else {}
+        share, family = RELATED_SHARE * (1 if len(cases) == 1 else 2), ""
+        for index in range(plan.calls * len(cases)):
+            if index >= surely and time.monotonic() - began > plan.seconds:
+                break
+            if all(session.failure is not None for session in sessions):
+                break
+            case = cases[case_at(index, len(cases))]
+            if index == turn:
+                self.reweigh(f"{label}reweighed", check)
+            free = index != turn and index + 1 not in made and follows(index, len(cases)) and family != "probe"
+            family = made.get(index, "")
+            if wary and free and not family and random.random() < share:
+                family = random.choice(RELATED)
+            for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
+                session.samples.append((str(case), sample))
+                if not session.subject.trusted:
+                    check(verdict, False)
+        self.evaluator.clocks.look()
+
+    def reweigh(self, label: str, check: Check) -> None:
+        """Other weights for everything that is loaded, prepared again, and one checked call of each Program that is not
+        timed: an answer computed from the weights of before is wrong from here on."""
+        seed = self.evaluator.oracle.ask("reweigh")["seed"]
+        for session in [s for s in self.evaluator.sessions if s.loaded and s.failure is None and s.runner is not None]:
+            try:
+                session.reweigh(seed)
+            except Failure as failure:
+                if not session.subject.trusted:
+                    raise
+                session.failure = failure
+                session.close()
+                continue
+            if not session.subject.trusted and session.calls:
+                for case in self.plan["cases"]:
+                    for _, _, verdict in self.play([session], label, case, patience=self.settings.call_timeout_s):
+                        check(verdict, False)
