@@ -218,6 +218,14 @@ def test_kernels_for_show_are_found(evaluator: Evaluator, body: str, result: str
     assert rules or not seen
 
 
+def test_kernels_for_show_are_found_without_a_trace_too(evaluator: Evaluator) -> None:
+    shy = "if torch.autograd._profiler_enabled(): raise RuntimeError"
+    honest = evaluator.evaluate(native(f"{shy}\n{CALL}", "0"))
+    assert (honest.status, [finding.rule for finding in honest.findings]) == ("correct", ["no_trace"])
+    for_show = evaluator.evaluate(native(f"{shy}\n{STOCK}", "0"))
+    assert (for_show.status, [finding.rule for finding in for_show.findings]) == ("dishonest", ["no_trace", "decoy"])
+
+
 SPOILT = {
     "none": "plain(view, arena, region, '[]')",
     "length": "at, _ = arena.offsets[region]; view[at : at + 8] = bytes([255]) * 8",
