@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -243,7 +244,7 @@ def test_prompts_use_no_word_of_the_implementation() -> None:
 
 
 def test_prompts_for_a_cpu_use_no_word_of_gpus() -> None:
-    plain = {"step": step().model_copy(update={"host": ""})}
+    plain: dict[str, Any] = {"step": step().model_copy(update={"host": ""})}
     seen = profile().model_copy(update={"kernels": []})
     prompts = [
         planner_prompt(plan_request(profile=seen)),
@@ -341,6 +342,18 @@ def test_planner_and_verifier_see_what_counters_say_of_kernels() -> None:
     assert (
         "What became of" not in verifier_prompt(verify_request("cuda", reference_profile=profile()), ["next"]).message
     )
+
+
+def test_a_verifier_that_has_no_profile_is_told_why_and_sees_that_of_the_program_it_was_made_from() -> None:
+    request = verify_request(unprofiled="it is much slower", start=3, start_profile=profile("program"), same_as=2)
+    message = verifier_prompt(request, ["next"]).message
+    assert "It was not profiled: it is much slower. That of program 3, from which it was made:\n" in message
+    assert "Profile of the program by kineto" in message
+    assert "its files are those of program 2" in message
+    alone = verifier_prompt(verify_request(unprofiled="the profiler failed"), ["next"]).message
+    assert "It was not profiled: the profiler failed.\n" in alone
+    plain = verifier_prompt(verify_request(profile=profile("program"), start=3), ["next"]).message
+    assert not re.search("not profiled|it was made|its files", plain)
 
 
 def test_a_planner_that_is_asked_again_sees_what_new_ideas_start_from_and_every_idea_that_was_tried() -> None:

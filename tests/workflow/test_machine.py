@@ -240,6 +240,25 @@ def test_an_equal_program_is_not_measured_twice(tmp_path: Path) -> None:
     assert bench.asked.count("evaluate screen correct 1.2") == 1
 
 
+def test_a_paid_verifier_sees_what_was_profiled_of_equal_files_or_why_nothing_was(tmp_path: Path) -> None:
+    bench = ToyBench()
+    ideas = [idea("a", ["x", "y"]), idea("b")]
+    table = {"a/x": ["correct 1.4"], "a/y": ["correct 1.0"], "b/one": ["correct 1.4"]}
+    mind = ToyMind([ideas], table, paid=True)
+    go(new_folder(tmp_path, config()), mind, bench=bench)
+    assert [asked for asked in bench.asked if asked.startswith("profile")] == [
+        "profile reference",
+        "profile correct 1.4",
+    ]
+    first, again, slower = mind.verify_requests
+    assert (first.same_as, again.same_as, again.profile) == (None, 1, first.profile)
+    assert (first.unprofiled, again.unprofiled) == ("", "")
+    assert (slower.profile, slower.start, slower.start_profile) == (None, 1, first.profile)
+    assert "1.00x over the best stock option" in slower.unprofiled
+    (profiled,) = tmp_path.glob("*/profiles/002.json")
+    assert profiled.read_bytes() == profiled.with_name("001.json").read_bytes()
+
+
 def test_a_start_program_is_number_zero_and_the_base(tmp_path: Path) -> None:
     mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.4"]})
     result = go(new_folder(tmp_path, config()), mind, base=program("correct 1.1"))

@@ -136,6 +136,7 @@ class ToyMind:
     asked: list[str] = field(default_factory=list)
     code_requests: list[CodeRequest] = field(default_factory=list)
     plan_requests: list[PlanRequest] = field(default_factory=list)
+    verify_requests: list[VerifyRequest] = field(default_factory=list)
     before: Callable[[str], None] = lambda what: None
     paid: bool = False
 
@@ -168,6 +169,7 @@ class ToyMind:
     def verify(self, request: VerifyRequest) -> Feedback:
         text = words(request.program)
         self._count(f"verify {text}")
+        self.verify_requests.append(request)
         good = request.evaluation.passed
         route = self.routes.get(text, "next" if good else "retry")
         return Feedback(

@@ -93,6 +93,10 @@ class VerifyRequest(BaseModel):
     evaluation: Evaluation
     profile: Profile | None = Field(default=None, description="of a correct program")
     reference_profile: Profile | None = None
+    unprofiled: str = Field(default="", description="why a correct program has no profile")
+    start: int | None = Field(default=None, description="number of the program that it was made from")
+    start_profile: Profile | None = Field(default=None, description="of that one, where the program's own is missing")
+    same_as: int | None = Field(default=None, description="number of the first program with the same files")
     best_speedup: float = Field(default=0.0, description="over_best of the run's best program so far")
     best_seconds: float = Field(default=0.0, description="its median call")
     attempts: list[Attempt] = Field(default_factory=list)

@@ -69,7 +69,8 @@ class _Blind:
         return self._planner.plan(request.model_copy(update=blind))
 
     def verify(self, request: VerifyRequest) -> Feedback:
-        return self._verifier.verify(request.model_copy(update={"profile": None, "reference_profile": None}))
+        blind = {"profile": None, "reference_profile": None, "start_profile": None, "unprofiled": ""}
+        return self._verifier.verify(request.model_copy(update=blind))
 
 
 class _WithoutHistory:

@@ -13,7 +13,6 @@ from stitchcuda.agents.lookup import Asked, Librarian
 from stitchcuda.agents.references import References
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.model import Evaluation, Tier
-from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.workflow import events
 from stitchcuda.workflow.bench import Bench
@@ -69,11 +68,8 @@ class Instruments:
             self.emit(events.Notice(f"Knowledge: {found.problem}", lane.replaying))
         return request.model_copy(update={"references": found})
 
-    def measured(self, lane: Lane, program: Program, tier: Tier, *, known: dict[str, Evaluation] | None) -> Evaluation:
-        """Evaluate, once per program where ``known`` (by digest) is given; the machine's own failures are tried once
-        more and are never put on the Program."""
-        if known is not None and program.digest in known:
-            return known[program.digest]
+    def measured(self, lane: Lane, program: Program, tier: Tier) -> Evaluation:
+        """Evaluate; the machine's own failures are tried once more and are never put on the Program."""
 
         def produce() -> Measured:
             with self._benching:
@@ -85,12 +81,9 @@ class Instruments:
                 raise InfrastructureError(f"An evaluation failed twice for the machine's reasons: {evaluation.message}")
             return Measured(digest=program.digest, evaluation=evaluation)
 
-        evaluation = lane.effect("evaluation", Measured, produce).evaluation
-        if known is not None:
-            known[program.digest] = evaluation
-        return evaluation
+        return lane.effect("evaluation", Measured, produce).evaluation
 
-    def profiled(self, lane: Lane, name: str, program: Program | None) -> Profile | None:
+    def profiled(self, lane: Lane, name: str, program: Program | None) -> Profiled:
         """Profile ('reference', or a program's number); one that cannot be had costs its insight, not the run."""
 
         def produce() -> Profiled:
@@ -109,4 +102,4 @@ class Instruments:
             self.emit(events.ProfileTaken(profiled.profile, None if program is None else int(name)))
         elif profiled.problem:
             self.emit(events.Notice(f"No profile of program {name}: {profiled.problem}", lane.replaying))
-        return profiled.profile
+        return profiled

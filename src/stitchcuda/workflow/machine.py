@@ -24,7 +24,7 @@ from stitchcuda.workflow import events
 from stitchcuda.workflow.bench import Bench
 from stitchcuda.workflow.budget import Limits, Spent
 from stitchcuda.workflow.config import RunConfig
-from stitchcuda.workflow.effects import Approved, Extended, Planned, Prepared, Stocked
+from stitchcuda.workflow.effects import Approved, Extended, Planned, Prepared, Profiled, Stocked
 from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.instruments import Instruments
 from stitchcuda.workflow.journal import Journal
@@ -94,7 +94,7 @@ class Machine:
         self.nodes: set[str] = set()
         """Nodes passed through: what was paid in them is spent."""
         self.elapsed_turns = 0.0
-        self._known: dict[str, Evaluation] = {}
+        self._known: dict[str, Trial] = {}
         self._branches: list[Branch] = []
         self._confirmed: tuple[Trial, Evaluation] | None = None
         self._recipes_ideas: set[str] = set()
@@ -186,7 +186,7 @@ class Machine:
         return State.REFERENCE
 
     def _reference(self) -> State:
-        self.reference = self.instruments.profiled(self.journal.main, "reference", None)
+        self.reference = self.instruments.profiled(self.journal.main, "reference", None).profile
         return State.BASE
 
     def _base(self) -> State:
@@ -195,9 +195,10 @@ class Machine:
         if start is None:
             return State.PLAN
         self.folder.save_program(0, start)
-        evaluation = self.instruments.measured(self.journal.main, start, "screen", known=self._known)
-        profile = self.instruments.profiled(self.journal.main, "000", start) if evaluation.passed else None
-        trial = Trial(0, "given", "given", start, evaluation, profile)
+        evaluation = self.instruments.measured(self.journal.main, start, "screen")
+        profiled = self.instruments.profiled(self.journal.main, "000", start) if evaluation.passed else Profiled()
+        trial = Trial(0, "given", "given", start, evaluation, profiled.profile, profiled.problem)
+        self._known[start.digest] = trial
         self.search = Search(beam=self.search.beam, drafts=self.search.drafts, base=trial, chain=self.search.chain)
         attempt = Attempt(
             number=0,
@@ -360,7 +361,9 @@ class Machine:
     def _settle(self, turn: Turn) -> str:
         """Take in what came of a turn; why the search is over, if it is."""
         self.nodes |= turn.nodes
-        self._known.update(turn.known)
+        for digest, trial in turn.known.items():
+            if digest not in self._known or self._known[digest].profile is None:
+                self._known[digest] = trial
         for tried in turn.tried:
             costs = not (self.mind.paid and turn.branch.idea.by_recipes)  # beside a model, recipes are for nothing
             if costs and (not tried.repair or self.config.chain):
@@ -384,7 +387,7 @@ class Machine:
                 break
             if held and trial.score < held[0][0].score * (1 - CLOSE):
                 break
-            evaluation = self.instruments.measured(self.journal.main, trial.program, self.config.confirm, known=None)
+            evaluation = self.instruments.measured(self.journal.main, trial.program, self.config.confirm)
             if evaluation.passed:
                 held.append((trial, evaluation))
                 if len(held) == 2:

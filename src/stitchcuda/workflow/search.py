@@ -48,6 +48,10 @@ class Trial:
     program: Program
     evaluation: Evaluation
     profile: Profile | None = None
+    unprofiled: str = ""
+    """Why a correct program has no Profile."""
+    same_as: int | None = None
+    """The first program of the run with the same files: its Evaluation and Profile are this one's."""
 
     @property
     def score(self) -> float:

@@ -11,12 +11,11 @@ import textwrap
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, VerifyRequest
 from stitchcuda.errors import BudgetExceeded, ProgramError
-from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
@@ -66,8 +65,8 @@ class Round:
     """Equal failures are repaired again."""
     attempts: list[Attempt]
     """All attempts before this round."""
-    known: dict[str, Evaluation]
-    """Evaluations of before this round, by the program's digest."""
+    known: dict[str, Trial]
+    """The first trial of each program of before this round, by the program's digest."""
     best_score: float
     best_seconds: float
     nodes: frozenset[str]
@@ -205,16 +204,35 @@ class Turn:
         return self.lane.effect("program", Coded, produce)
 
     def _trial(self, number: int, program: Program) -> Trial:
-        """Evaluated, and profiled where it could lead: only such programs are worth the profiler's time."""
+        """Evaluated, and profiled where it could lead: only such programs are worth the profiler's time. What is known
+        of equal files is not measured again."""
         branch, instruments = self.branch, self.shared.instruments
         self._enter(State.EVALUATE, f" program {number:03d}")
-        evaluation = instruments.measured(self.lane, program, "screen", known=self.known)
-        trial = Trial(number, branch.idea.name, branch.step.title, program, evaluation)
-        if evaluation.passed and (branch.best is None or trial.score > branch.best.score * (1 - 10 * NOISE)):
-            self._enter(State.PROFILE, f" program {number:03d}")
-            profile = instruments.profiled(self.lane, f"{number:03d}", program)
-            trial = Trial(number, trial.idea, trial.step, program, evaluation, profile)
+        first = self.known.get(program.digest)
+        if first is None:
+            evaluation = instruments.measured(self.lane, program, "screen")
+            trial = Trial(number, branch.idea.name, branch.step.title, program, evaluation)
+        else:
+            trial = replace(first, number=number, idea=branch.idea.name, step=branch.step.title, same_as=first.number)
+            if not self.shared.mind.paid:  # recipes' traces are cheap, and taken anew
+                trial = replace(trial, profile=None)
+            elif trial.profile is not None:
+                self.shared.folder.save_profile(f"{number:03d}", trial.profile)
+        if trial.evaluation.passed and trial.profile is None:
+            trial = self._profiled(trial)
+        self.known[program.digest] = replace(first or trial, profile=trial.profile, unprofiled=trial.unprofiled)
         return trial
+
+    def _profiled(self, trial: Trial) -> Trial:
+        """With its Profile, or with why there is none."""
+        start = self.branch.best
+        if start is not None and trial.score <= start.score * (1 - 10 * NOISE):
+            told = f"{trial.score:.2f}x over the best stock option, it is much slower than the program it was made from"
+            return replace(trial, unprofiled=f"at {told} ({start.score:.2f}x)")
+        self._enter(State.PROFILE, f" program {trial.number:03d}")
+        profiled = self.shared.instruments.profiled(self.lane, f"{trial.number:03d}", trial.program)
+        why = f"the profiler failed: {profiled.problem}" if profiled.profile is None else ""
+        return replace(trial, profile=profiled.profile, unprofiled=why)
 
     def _judge(self, trial: Trial | None, coded: Coded) -> tuple[Attempt, Feedback, str]:
         """The attempt, the Verifier's word on it, and the limit that kept it from answering, if any."""
@@ -256,6 +274,10 @@ class Turn:
             evaluation=trial.evaluation,
             profile=trial.profile,
             reference_profile=shared.reference,
+            unprofiled=trial.unprofiled,
+            start=branch.best.number if branch.best else None,
+            start_profile=branch.best.profile if branch.best and trial.unprofiled else None,
+            same_as=trial.same_as,
             best_speedup=shared.best_score,
             best_seconds=shared.best_seconds,
             attempts=shown(self._attempts()),
