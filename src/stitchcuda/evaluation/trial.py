@@ -55,6 +55,8 @@ class Checks:
     """Trivial answers that pass the task as written."""
 
     def add(self, verdict: dict[str, Any], full: bool) -> None:
+        """Take in the oracle's verdict on one call; kept of each output are the largest error of a ``full`` check, and
+        an error beyond the budget of any."""
         self.calls += 1
         self.labels.update(verdict["labels"])
         self.families |= verdict.get("families", {})
@@ -67,6 +69,7 @@ class Checks:
                 self.worst[error.output] = error
 
     def correctness(self, message: str = "") -> Correctness:
+        """All of it for an Evaluation; with a ``message`` (what is wrong first) it is not ok."""
         outputs, families = list(self.worst.values()), dict(sorted(self.families.items()))
         return Correctness(
             ok=not message, calls_checked=self.calls, outputs=outputs, families=families, message=message
@@ -101,6 +104,7 @@ class Trial:
         self.seeded = False
 
     def close(self) -> None:
+        """Close every session that was opened for the trial."""
         self.evaluator.close_all(self.opened)
 
     def run(self) -> Evaluation:
