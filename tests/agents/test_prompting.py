@@ -216,15 +216,23 @@ def test_a_failure_shows_status_error_pattern_and_digest() -> None:
     assert broken.count("note: noise") == 1
 
 
-def test_another_draft_is_asked_to_differ() -> None:
-    assert "draft 2" in coder_prompt(code_request(draft=1)).message
-    assert "draft" not in coder_prompt(code_request(draft=0)).message
-
-
-def test_drafts_differ_in_an_ideas_first_step_and_go_their_own_way_from_there() -> None:
+def test_drafts_of_one_step_are_asked_to_differ_and_see_what_is_known_of_each_other() -> None:
     later = step().model_copy(update={"title": "the epilogue"})
     longer = idea().model_copy(update={"steps": [step(), later]})
-    assert "draft" not in coder_prompt(code_request(draft=1, idea=longer, step=later)).message
+    for at in (step(), later):
+        asked = [
+            coder_prompt(code_request(draft=n, others=dict.fromkeys({0, 1, 2} - {n}), idea=longer, step=at)).message
+            for n in range(3)
+        ]
+        assert len(set(asked)) == 3
+        assert all(f"draft {n + 1} of 3" in message for n, message in enumerate(asked))
+        assert all("Nothing is known of the others yet." in message for message in asked)
+    tried = Attempt(number=7, idea="one pass", step="softmax", status="correct", over_best=1.2, diagnosis="two passes")
+    known = coder_prompt(code_request(draft=1, others={0: tried, 2: None})).message
+    assert '- draft 1, program 7, step "softmax": correct, 1.20x over the best stock option. two passes' in known
+    assert "draft 3," not in known
+    assert "Nothing is known" not in known
+    assert "draft" not in coder_prompt(code_request(draft=0)).message
 
 
 def test_a_cut_in_the_middle_is_marked() -> None:

@@ -259,6 +259,19 @@ def test_a_paid_verifier_sees_what_was_profiled_of_equal_files_or_why_nothing_wa
     assert profiled.read_bytes() == profiled.with_name("001.json").read_bytes()
 
 
+def test_drafts_of_an_idea_are_told_of_each_other(tmp_path: Path) -> None:
+    settings = config(drafts=2, beam=2)
+    table = {"a/x": ["correct 1.2", "correct 1.3"], "a/y": ["correct 1.4", "correct 1.5"], "b/one": ["correct 1.1"]}
+    mind = ToyMind([[idea("a", ["x", "y"]), idea("b")]], table)
+    go(new_folder(tmp_path, settings), mind, settings=settings)
+    seen = [
+        (asked.step.title, asked.draft, {n: a and a.number for n, a in asked.others.items()})
+        for asked in mind.code_requests
+        if asked.idea.name == "a"
+    ]
+    assert seen == [("x", 0, {1: None}), ("x", 1, {0: 1}), ("y", 0, {1: 2}), ("y", 1, {0: 5})]
+
+
 def test_a_start_program_is_number_zero_and_the_base(tmp_path: Path) -> None:
     mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.4"]})
     result = go(new_folder(tmp_path, config()), mind, base=program("correct 1.1"))

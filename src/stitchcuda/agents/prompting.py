@@ -101,6 +101,8 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         step=request.step,
         number=_number(request.idea.steps, request.step),
         draft=request.draft,
+        drafts=1 + max([request.draft, *request.others]),
+        others={number: attempt for number, attempt in sorted(request.others.items()) if attempt is not None},
         baselines=request.baselines,
         heading="Your step",
         program=shown,

@@ -70,7 +70,10 @@ class CodeRequest(BaseModel):
     device: Device
     idea: Idea
     step: Step
-    draft: int = Field(default=0, description="0, 1, ...: which draft of this step")
+    draft: int = Field(default=0, description="0, 1, ...: which draft of the idea")
+    others: dict[int, Attempt | None] = Field(
+        default_factory=dict, description="the idea's other drafts, each by its best attempt; None where none is known"
+    )
     program: Program | None = Field(default=None, description="the best program so far that this step builds on")
     failed: Program | None = Field(default=None, description="the program that the feedback is about, when repairing")
     feedback: Feedback | None = None

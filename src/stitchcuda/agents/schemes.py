@@ -80,7 +80,7 @@ class _WithoutHistory:
         self._coder, self._verifier = coder, verifier
 
     def code(self, request: CodeRequest) -> Program:
-        return self._coder.code(request.model_copy(update={"attempts": []}))
+        return self._coder.code(request.model_copy(update={"attempts": [], "others": {}}))
 
     def verify(self, request: VerifyRequest) -> Feedback:
         return self._verifier.verify(request.model_copy(update={"attempts": [], "reference_profile": None}))

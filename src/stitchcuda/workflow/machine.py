@@ -342,6 +342,7 @@ class Machine:
                 branch,
                 self.journal.lane(f"round#{self.rounds}.{place}"),
                 place=f"({place + 1} of {count}) " if count > 1 else "",
+                others=self.search.others(branch),
             )
             for place, branch in enumerate(self._branches)
         ]
@@ -371,6 +372,7 @@ class Machine:
             candidate = costs and not tried.repair
             self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=candidate)
             self.attempts.append(tried.attempt)
+            turn.branch.attempts.append(tried.attempt)
             if tried.trial is not None and tried.trial.evaluation.passed:
                 self._record(tried.trial, tried.attempt)
         return self._good_enough() or turn.stopped

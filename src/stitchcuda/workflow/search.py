@@ -90,6 +90,8 @@ class Branch:
     """It is recipes' beside a model's and takes no place from those."""
     own: bool = False
     """``best`` was written by this branch, not given to it."""
+    attempts: list[Attempt] = field(default_factory=list)
+    """Those of its turns that are over."""
 
     @property
     def step(self) -> Step:
@@ -222,6 +224,11 @@ class Search:
             if branch.open and not (self.enough and branch.tried):
                 return branch
         return None
+
+    def others(self, branch: Branch) -> dict[int, Attempt | None]:
+        """The other drafts of the branch's idea, each by its best attempt so far; None where there is none yet."""
+        drafts = [other for other in self.branches if other.idea is branch.idea and other is not branch]
+        return {other.draft: next(iter(best_of_ideas(other.attempts)), None) for other in drafts}
 
     def settle(self, branch: Branch, trial: Trial | None, feedback: Feedback, *, candidate: bool) -> None:
         """Take in a judged attempt (``trial`` None: no program came of it) of a turn that is over.

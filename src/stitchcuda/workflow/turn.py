@@ -95,12 +95,16 @@ class Tried:
 class Turn:
     """``run()`` fills ``tried`` and ``stopped``. Raises what the instruments and the mind raise."""
 
-    def __init__(self, shared: Round, branch: Branch, lane: Lane, *, place: str = "") -> None:
+    def __init__(
+        self, shared: Round, branch: Branch, lane: Lane, *, place: str = "", others: dict[int, Attempt | None]
+    ) -> None:
         self.shared = shared
         self.branch = branch
         self.lane = lane
         self.place = place
         """Which turn of how many, in words; empty where there is one."""
+        self.others = others
+        """The other drafts of the idea, as they were before the round."""
         self.tried: list[Tried] = []
         self.stopped = ""
         """The limit that ended the turn."""
@@ -182,6 +186,7 @@ class Turn:
             idea=branch.idea,
             step=branch.step,
             draft=branch.draft,
+            others=self.others,
             program=branch.best.program if branch.best else None,
             failed=branch.failed.program if branch.failed else None,
             feedback=branch.feedback,
