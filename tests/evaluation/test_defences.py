@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stitchcuda.evaluation.evaluator import Evaluator
+from stitchcuda.evaluation.integrity.inspect import inspect_program
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from tests.evaluation.conftest import DEVICE, HEAD, QUICK, Judge, make_facts, make_task
 
@@ -218,12 +219,29 @@ def test_kernels_for_show_are_found(evaluator: Evaluator, body: str, result: str
     assert rules or not seen
 
 
-def test_kernels_for_show_are_found_without_a_trace_too(evaluator: Evaluator) -> None:
-    shy = "if torch.autograd._profiler_enabled(): raise RuntimeError"
-    honest = evaluator.evaluate(native(f"{shy}\n{CALL}", "0"))
-    assert (honest.status, [finding.rule for finding in honest.findings]) == ("correct", ["no_trace"])
-    for_show = evaluator.evaluate(native(f"{shy}\n{STOCK}", "0"))
-    assert (for_show.status, [finding.rule for finding in for_show.findings]) == ("dishonest", ["no_trace", "decoy"])
+SHY = "if torch.autograd._profiler_enabled(): raise RuntimeError"
+
+
+@pytest.mark.parametrize("look", [SHY, "from bindings import PROFILE"])
+def test_who_looks_for_the_profiler_is_refused(look: str) -> None:
+    findings = inspect_program(native(f"{look}\n{CALL}"), TASK.target, "fp32")
+    assert [(found.rule, found.severity) for found in findings] == [("replaces_measuring", "reject")]
+
+
+@pytest.mark.parametrize(
+    ("body", "result", "status", "rules"),
+    [
+        (CALL, "0", "correct", ["no_trace"]),
+        (STOCK, "0", "dishonest", ["no_trace", "decoy"]),
+        (f"try:\n    {CALL}\nexcept RuntimeError:\n    {STOCK}", "3", "dishonest", ["no_trace", "kernel_fails"]),
+    ],
+    ids=["honest", "never-launched", "falls-back"],
+)
+def test_kernels_for_show_are_found_without_a_trace_too(
+    evaluator: Evaluator, body: str, result: str, status: str, rules: list[str]
+) -> None:
+    evaluation = evaluator.evaluate(native(f"{SHY}\n{body}", result))
+    assert (evaluation.status, [finding.rule for finding in evaluation.findings]) == (status, rules)
 
 
 SPOILT = {

@@ -206,9 +206,6 @@ def trace_program(trial: Trial, session: Session) -> None:
         trace = trial.evaluator.take_trace(session, trial.program, kernels)
     except Failure as failure:
         problem = failure.message
-    except (ValueError, OverflowError):
-        # The report lies in memory that the Program can write to: lengths and numbers may be impossible.
-        pass
     if trace is None:
         trial.note(Finding(rule="no_trace", severity="flag", evidence=problem, layer="census"))
     else:

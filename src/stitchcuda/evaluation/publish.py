@@ -76,9 +76,9 @@ class Publication:
             side_by_side(jobs, cores() if self.evaluator.kind == "cpu" else len(jobs))
             trial.spent("starting", began)
             for label, program, stock in played:
-                if any(s.failure is not None and s.failure.status == "out_of_memory" for s in stock):
-                    raise Crowded
+                self._expect_room(stock)
                 self.evaluator.calls.time([program, *trial.sound(stock)], self._plan(), trial.checked, label=label)
+                self._expect_room(stock)
                 self._keep(program, stock)
             if census is not None:
                 last = played[-1][2]
@@ -92,6 +92,13 @@ class Publication:
             raise
         finally:
             self.evaluator.close_all(everything)
+
+    @staticmethod
+    def _expect_room(stock: list[Session]) -> None:
+        """Crowded where a stock option ran out of memory: alone it might not, and no Program's use of memory may take
+        its rivals out of the comparison."""
+        if any(s.failure is not None and s.failure.status == "out_of_memory" for s in stock):
+            raise Crowded
 
     def _alone(self, index: int) -> None:
         """One round with every process alone on the device."""

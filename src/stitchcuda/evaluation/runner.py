@@ -384,10 +384,18 @@ class Runner:
             self.count_launches(bindings)
         call, inputs = self.call, self.inputs.values
         assert call is not None
-        with self.torch.no_grad():
-            traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
-        failing = [name for name, (good, bad) in self.counts.items() if bad and not good]
-        self.report(traced | {"told": {"failing": failing}})
+        traced: dict[str, Any] = {}
+        error = ""
+        try:
+            with self.torch.no_grad():
+                traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
+        except Exception as raised:
+            # What was seen before it counts all the same.
+            error = f"{type(raised).__name__}: {raised}"[:500]
+        told: dict[str, Any] = {"failing": [name for name, (good, bad) in self.counts.items() if bad and not good]}
+        if self.witness is not None:
+            told["patched"] = self.witness.patched()
+        self.report(traced | {"told": told} | ({"error": error} if error else {}))
 
     def count_launches(self, bindings: ModuleType) -> None:
         """From now on, count for each launcher how often it said that all is well, and how often not."""

@@ -373,7 +373,7 @@ class Session:
         told = self.live.report().get("told")
         for kind, value in (told if isinstance(told, dict) else {}).items():
             if value and kind not in self.told:
-                self.told[str(kind)] = ", ".join(map(str, value))[:300] if isinstance(value, list) else str(value)
+                self.told[str(kind)] = ", ".join(map(str, value))[:300] if isinstance(value, list) else str(value)[:300]
 
     def _exchange(
         self,
@@ -462,10 +462,18 @@ class Session:
                 raise Failure("wrong_output", verdict["message"], rule="output_reused", layer="memory")
 
     def trace(self) -> str:
-        """A torch.profiler pass over the inputs last taken; the runner's raw report."""
+        """A torch.profiler pass over the inputs last taken; the runner's raw report,
+        empty where it cannot be read. Raises Failure."""
         self.live.ask(Op.TRACE, timeout_s=self.settings.load_timeout_s, argument=self.settings.trace_calls)
         self._listen()
-        return self.live.report_text()
+        error = self.live.report().get("error")
+        if error:
+            raise Failure("crashed", f"the trace raised {' '.join(str(error).split())[:300]}")
+        try:
+            return self.live.report_text()
+        except ValueError:
+            # The report lies in memory that the Program can write to: its length may be impossible.
+            return ""
 
     def close(self) -> None:
         """End the runner and free its buffers; safe to call twice."""

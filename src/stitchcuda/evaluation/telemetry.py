@@ -195,7 +195,7 @@ def parse_trace(
             active = 0.0
         if not (math.isfinite(wall) and 0 <= wall < LIMIT_SECONDS and 0 <= launches < 1e9):
             return None
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     rows.sort(key=lambda row: -row.seconds)
     busy = sum(row.seconds for row in rows)

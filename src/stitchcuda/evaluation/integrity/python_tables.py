@@ -88,6 +88,11 @@ REFERENCES: dict[str, str] = by_name(
     time.time time.time_ns time.perf_counter time.perf_counter_ns time.monotonic time.monotonic_ns time.process_time
     time.thread_time time.clock_gettime time.sleep
     """,
+    replaces_measuring="""
+    torch.autograd._profiler_enabled torch._C._autograd._profiler_enabled torch.autograd._profiler_type
+    torch._C._autograd._profiler_type torch.autograd.profiler._is_profiler_enabled
+    torch.autograd.profiler._run_on_profiler_start bindings.PROFILE
+    """,
     profiles_itself="""
     torch.profiler.profile torch.autograd.profiler.profile torch.cuda.profiler.start torch.cuda.profiler.stop
     torch.cuda.cudart().cudaProfilerStop torch.autograd._disable_profiler
