@@ -32,7 +32,7 @@ from stitchcuda.knowledge.model import Passage
 from stitchcuda.knowledge.retriever import CHARACTERS_PER_TOKEN as RETRIEVED
 from stitchcuda.knowledge.retriever import render
 from stitchcuda.profiling.model import KernelDiagnosis, Profile
-from stitchcuda.program.model import Program
+from stitchcuda.program.model import Manifest, Program
 from stitchcuda.task.model import TensorFacts
 from tests.agents.support import (
     PROGRAM_SOURCE,
@@ -204,6 +204,20 @@ def test_a_program_is_quoted_exactly_so_that_edits_match() -> None:
         code_request(failed=program(**{"program.py": spaced}), evaluation=evaluation("crashed"), feedback=RETRY)
     ).message
     assert spaced.strip() in message
+
+
+def test_the_manifest_is_shown_without_its_defaults_and_says_the_same() -> None:
+    made = native_program("cuda")
+    message = coder_prompt(code_request("cuda", program=made)).message
+    shown = message.partition("### manifest.json\n```json\n")[2].partition("\n")[0]
+    assert Manifest.model_validate_json(shown) == made.manifest
+    assert "optional" not in shown
+
+
+def test_a_coder_knows_which_program_the_measurement_is_of() -> None:
+    of = {"program": program(), "evaluation": evaluation(), "feedback": OPTIMISE}
+    assert "It is of the program above." in coder_prompt(code_request("cpu", **of)).message
+    assert "made from the one above" in coder_prompt(code_request("cpu", **of, outdone=True)).message
 
 
 def test_a_failure_shows_status_error_pattern_and_digest() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from stitchcuda.agents.feedback import Route
 from stitchcuda.agents.plan import Idea
 from stitchcuda.errors import InfrastructureError
 from stitchcuda.evaluation.model import Evaluation, Tier
@@ -270,6 +271,15 @@ def test_drafts_of_an_idea_are_told_of_each_other(tmp_path: Path) -> None:
         if asked.idea.name == "a"
     ]
     assert seen == [("x", 0, {1: None}), ("x", 1, {0: 1}), ("y", 0, {1: 2}), ("y", 1, {0: 5})]
+
+
+def test_a_coder_is_told_when_the_feedback_is_of_a_slower_program_than_the_one_it_starts_from(tmp_path: Path) -> None:
+    table = {"a/one": ["correct 1.4", "correct 1.0", "correct 1.5"]}
+    routes: dict[str, Route] = {"correct 1.4": "optimise", "correct 1.0": "optimise"}
+    mind = ToyMind([[idea("a")]], table, routes=routes)
+    go(new_folder(tmp_path, config()), mind)
+    told = [(words(r.program) if r.program else "", r.outdone) for r in mind.code_requests]
+    assert told[:3] == [("", False), ("correct 1.4", False), ("correct 1.4", True)]
 
 
 def test_a_start_program_is_number_zero_and_the_base(tmp_path: Path) -> None:

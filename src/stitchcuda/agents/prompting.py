@@ -108,6 +108,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         program=shown,
         limit=PROGRAM_LIMIT,
         evaluation=evaluation,
+        outdone=request.outdone,
         log=_log(evaluation),
         feedback=request.feedback,
         attempts=request.attempts,
@@ -301,7 +302,7 @@ def _listing(program: Program, limit: int) -> Iterator[tuple[str, str]]:
         room = share + max(0, spare) if len(files[path]) > share else share
         yield path, _quoted(fit(files[path], room))
     if program.manifest is not None:
-        yield MANIFEST, program.manifest.model_dump_json(exclude_defaults=False)
+        yield MANIFEST, program.manifest.model_dump_json(exclude_defaults=True)
 
 
 def _language(path: str) -> str:

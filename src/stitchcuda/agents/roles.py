@@ -78,6 +78,9 @@ class CodeRequest(BaseModel):
     failed: Program | None = Field(default=None, description="the program that the feedback is about, when repairing")
     feedback: Feedback | None = None
     evaluation: Evaluation | None = None
+    outdone: bool = Field(
+        default=False, description="evaluation and feedback are of a slower program that was made from ``program``"
+    )
     attempts: list[Attempt] = Field(default_factory=list)
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")

@@ -99,6 +99,13 @@ class Branch:
         return self.idea.steps[self.step_index]
 
     @property
+    def outdone(self) -> bool:
+        """The feedback is about a correct program that was not taken to build on, being slower than ``best``."""
+        if self.best is None or self.evaluation is None or not self.evaluation.passed:
+            return False
+        return self.evaluation is not self.best.evaluation
+
+    @property
     def repairing(self) -> bool:
         """The next attempt repairs the last one, and is no new candidate."""
         return self.repairs > 0

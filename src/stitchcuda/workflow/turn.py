@@ -191,6 +191,7 @@ class Turn:
             failed=branch.failed.program if branch.failed else None,
             feedback=branch.feedback,
             evaluation=branch.evaluation,
+            outdone=branch.outdone,
             attempts=shown(self._attempts()),
         )
         request = shared.instruments.informed(self.lane, request, self._say_state)
