@@ -304,3 +304,61 @@ def test_what_a_constructor_makes_constant_counts_under_other_names_too(judge: J
     assert evaluation.status == status, evaluation.message
     assert words in evaluation.message
     assert "seeded_weights" in evaluation.labels or name == "left out"
+
+
+def test_statistics_that_no_output_depends_on_may_be_missing(judge: Judge) -> None:
+    source = """
+class ModelNew(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.norm = nn.BatchNorm1d(width, track_running_stats=False)
+    def forward(self, x):
+        return self.norm(self.linear(x))
+"""
+    evaluation = judge(NORMED, source)
+    assert evaluation.status == "correct", evaluation.message
+    assert [finding.rule for finding in evaluation.findings] == ["state_update"]
+    assert "norm.running_mean" in judge(NORMED, source, facts=make_facts(training=False)).message
+
+
+def test_tensors_of_a_programs_own_are_not_taken_for_state(judge: Judge) -> None:
+    own = f"{BATCH_NORM}; self.zeros = torch.zeros(width); self.sparse = torch.eye(8).to_sparse()"
+    source = OTHER_NAMES.format(state=own, value="self.second(self.first(x)) + self.zeros")
+    evaluation = judge(NORMED, source, facts=make_facts(training=False))
+    assert evaluation.status == "correct", evaluation.message
+
+
+TIED = make_task("""
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(40, 24)
+        self.out = nn.Linear(24, 40, bias=False)
+        self.out.weight = self.tokens.weight
+        self.turn = nn.Linear(24, 24, bias=False)
+        nn.init.eye_(self.turn.weight)
+        self.scale = nn.Parameter(torch.ones(24, 1, 1))
+    def forward(self, x):
+        return self.out(self.turn(self.tokens(x)) * self.scale.flatten())
+def get_inputs():
+    return [torch.randint(0, 40, (16, 8))]
+def get_init_inputs():
+    return []
+""")
+UNTIED = """
+class ModelNew(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(40, 24)
+        self.turned = nn.Linear(24, 24, bias=False)
+        nn.init.eye_(self.turned.weight)
+        self.scale = nn.Parameter(torch.ones(24))
+    def forward(self, x):
+        return F.linear(self.turned(self.tokens(x)) * self.scale, self.tokens.weight)
+"""
+
+
+def test_a_tied_weight_counts_under_one_of_its_names_and_dimensions_of_one_do_not(judge: Judge) -> None:
+    evaluation = judge(TIED, UNTIED)
+    assert evaluation.status == "correct", evaluation.message

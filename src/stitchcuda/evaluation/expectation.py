@@ -8,7 +8,7 @@ import contextlib
 import copy
 import hashlib
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 from stitchcuda.evaluation.state import (
     is_constant,
+    movable,
     named_state,
     perturb,
     perturb_by_value,
@@ -172,14 +173,25 @@ class Expectation:
         self.leave(self.unmatched)
 
     def leave(self, names: set[str]) -> list[str]:
-        """Put pieces of state that a Program has nowhere back to what the constructor made of them. Returns those that
-        are constants, which no call can then tell from any other use of the same number."""
-        self.unmatched = names & set(self.origins)
+        """Put pieces of state that a Program has nowhere, not under the name of a tied one either, back to what the
+        constructor made of them. Returns those that are constants, which no call can then tell from any other use of
+        the same number."""
+        places = {name: tensor.data_ptr() for name, tensor in movable(self.model).items()}
+        held = {place for name, place in places.items() if name not in names}
+        self.unmatched = {name for name in names & set(places) if places[name] not in held}
         restore(self.model, {name: self.pristine[name] for name in self.unmatched})
         self.perturbed = set(self.origins) - self.unmatched
         self.current = snapshot(self.model)
         self._refresh_exact()
         return sorted(name for name in self.unmatched if is_constant(self.pristine[name]))
+
+    def depends(self, names: Iterable[str], inputs: list[Any]) -> bool:
+        """Whether the outputs of a call, not the state after it, are others when pieces of state are."""
+        moved = {name: self.current[name] + torch.rand_like(self.current[name]) for name in names}
+        before = pytree.tree_map_only(torch.Tensor, torch.clone, pytree.tree_leaves(self.eager(inputs, 0)[0]))
+        with self.under(self.current | moved):
+            after = pytree.tree_leaves(self.eager(inputs, 0)[0])
+        return not all(_same_bits(a, b) for a, b in zip(before, after, strict=True) if isinstance(a, torch.Tensor))
 
     @contextlib.contextmanager
     def under(self, state: dict[str, torch.Tensor]) -> Iterator[None]:

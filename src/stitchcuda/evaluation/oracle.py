@@ -233,8 +233,11 @@ class Oracle:
         return {"seed": seed}
 
     def unmatched(self, m: dict[str, Any]) -> dict[str, Any]:
-        """After ``reseed``: names that a Program has nowhere. The answer names those whose use could not be checked."""
-        return {"constant": self.expectation.leave(self.expectation.unmatched | set(m["names"]))}
+        """After ``reseed``: names that a Program has nowhere. The answer names those whose use could not be checked,
+        unless no output depends on any: statistics that a call only updates may be missing."""
+        lost = self.expectation.leave(self.expectation.unmatched | set(m["names"]))
+        inputs = (self.expectation.inputs(self.nonce, "unmatched", case) for case in self.cases)
+        return {"constant": lost if lost and any(self.expectation.depends(lost, each) for each in inputs) else []}
 
     def reweigh(self, m: dict[str, Any]) -> dict[str, Any]:
         """Other weights under the same nonce, in the middle of an evaluation: every session then has to take the state

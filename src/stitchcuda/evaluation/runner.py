@@ -242,17 +242,18 @@ class Runner:
                 open_.append((entry, tensor, f"{entry['name']} {found}"))
         if open_ and not by_value:
             raise Mismatch(open_[0][2])
-        taken = {own.data_ptr() for own, _ in plan}
-        others: dict[str, list[torch.Tensor]] = {}
-        for own in ours.values() if open_ else ():
-            if own.data_ptr() not in taken:
-                others.setdefault(self.states.fingerprint(own), []).append(own)
-        for entry, tensor, _ in open_:
-            plan += [(own, tensor) for own in others.get(entry["origin"], [])]
-        unmatched = [entry["name"] for entry, _, _ in open_ if entry["origin"] not in others]
+        unmatched = []
+        if open_:
+            taken = {own.data_ptr() for own, _ in plan}
+            wanted = [entry["origin"] for entry, _, _ in open_]
+            others = self.states.counterparts(self.states.named_state(self.model), wanted, taken)
+            for entry, tensor, _ in open_:
+                plan += [(own, tensor) for own in others[entry["origin"]]]
+            unmatched = [entry["name"] for entry, _, _ in open_ if not others[entry["origin"]]]
         with self.torch.no_grad():
             for own, tensor in plan:
-                own.detach().copy_(self.layout.unpack_tensor(tensor, self.data["state"], None))
+                value = self.layout.unpack_tensor(tensor, self.data["state"], None)
+                own.detach().copy_(value.reshape(own.shape))
         self.find_watched()
         self.sync()
         if self.cuda:

@@ -7,6 +7,8 @@ from __future__ import annotations
 import random
 import sys
 import zlib
+from collections import Counter
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -130,14 +132,36 @@ def is_constant(tensor: torch.Tensor) -> bool:
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """Stands for dtype, shape and the bits of every element at its place; the same in every process."""
+    """Stands for dtype, shape (but for dimensions of one) and the bits of every element at its place; the same in every
+    process."""
     bits = _bits(tensor)
     total = 0
     for at in range(0, bits.numel(), RAMP):
         part = bits[at : at + RAMP].to(torch.int64)
         places = torch.arange(1, part.numel() + 1, device=part.device)
         total += int((part * places).sum()) * (2 * (at // RAMP) + 1)
-    return f"{tensor.dtype}{list(tensor.shape)}:{total % 2**64:x}"
+    return f"{tensor.dtype}{[size for size in tensor.shape if size != 1]}:{total % 2**64:x}"
+
+
+def counterparts(
+    state: dict[str, tuple[str, torch.Tensor]], wanted: Iterable[str], taken: set[int]
+) -> dict[str, list[torch.Tensor]]:
+    """What of a ``named_state`` has each of the ``wanted`` fingerprints, without what lies at the addresses ``taken``.
+
+    Plain attributes count only where there are fewer parameters and buffers than wanted: a helper of a Program's own,
+    such as zeros in place of a bias, may look like state.
+    """
+    found: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+    for kind, tensor in state.values():
+        # What is sparse, quantized or of a subclass has no bits to compare.
+        plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+        if plain and not tensor.is_quantized and tensor.data_ptr() not in taken:
+            found.setdefault(fingerprint(tensor), ([], []))[kind == "attribute"].append(tensor)
+    chosen = {}
+    for print_, count in Counter(wanted).items():
+        registered, attributes = found.get(print_, ([], []))
+        chosen[print_] = registered if len(registered) >= count else registered + attributes
+    return chosen
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
