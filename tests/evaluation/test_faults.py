@@ -362,3 +362,10 @@ class ModelNew(nn.Module):
 def test_a_tied_weight_counts_under_one_of_its_names_and_dimensions_of_one_do_not(judge: Judge) -> None:
     evaluation = judge(TIED, UNTIED)
     assert evaluation.status == "correct", evaluation.message
+
+
+def test_what_every_seed_makes_the_same_may_not_be_left_out(judge: Judge) -> None:
+    source = UNTIED.replace("self.turned(self.tokens(x))", "self.tokens(x)")
+    for text in (source.replace("self.turned", "turned"), source):
+        evaluation = judge(TIED, text)
+        assert evaluation.status == "wrong_output", evaluation.message

@@ -121,6 +121,10 @@ class Expectation:
         """Fingerprints of what was perturbed under a seed, from before, by name."""
         self.unmatched: set[str] = set()
         """Names whose values no Program of this evaluation has shown, by name or by value"""
+        self.fixed: set[str] = set()
+        """Names of what is constant, or the same under every seed"""
+        self.seed = -1
+        """Of the last ``reseed``"""
 
     def _construct(self, seed: int, *, on_device: bool = True) -> nn.Module:
         seed_all(seed)
@@ -165,17 +169,22 @@ class Expectation:
     def reseed(self, seed: int, secret: int) -> None:
         """Rebuild the model under ``seed``, as a Program whose state does not match by name is, and perturb it by
         ``secret`` such that equal tensors stay equal; what is ``unmatched`` stays as the constructor left it."""
+        otherwise = self.pristine
         self.model = self._construct(seed, on_device=False)
         self.pristine = snapshot(self.model)
         self.perturbed, self.origins = perturb_by_value(self.model, secret)
+        if seed != self.seed:
+            there = {name: self.pristine[name] for name in self.origins}
+            self.fixed = {n for n, t in there.items() if is_constant(t) or _same_bits(t, otherwise[n].to(t.device))}
+        self.seed = seed
         self.exact_model = None
         self.seeded = True
         self.leave(self.unmatched)
 
     def leave(self, names: set[str]) -> list[str]:
         """Put pieces of state that a Program has nowhere, not under the name of a tied one either, back to what the
-        constructor made of them. Returns those that are constants, which no call can then tell from any other use of
-        the same number."""
+        constructor made of them. Returns those that every seed makes so: no call can tell whether they are used.
+        """
         places = {name: tensor.data_ptr() for name, tensor in movable(self.model).items()}
         held = {place for name, place in places.items() if name not in names}
         self.unmatched = {name for name in names & set(places) if places[name] not in held}
@@ -183,7 +192,7 @@ class Expectation:
         self.perturbed = set(self.origins) - self.unmatched
         self.current = snapshot(self.model)
         self._refresh_exact()
-        return sorted(name for name in self.unmatched if is_constant(self.pristine[name]))
+        return sorted(self.unmatched & self.fixed)
 
     def depends(self, names: Iterable[str], inputs: list[Any]) -> bool:
         """Whether the outputs of a call, not the state after it, are others when pieces of state are."""

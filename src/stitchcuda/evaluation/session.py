@@ -258,7 +258,7 @@ class Session:
         """Build the Program anew under the seed that the reference is built under, and give it the oracle's state:
         by name, and where it has other names to the tensors in which the seed left the same values.
 
-        Raises Failure when it has no counterpart of something constant: it may be left out, or not.
+        Raises Failure when it has no counterpart of something that no seed changes: it may be left out, or not.
         """
         patience = self.settings.load_timeout_s
         self.live.ask(Op.RESEED, timeout_s=patience, argument=seed)
