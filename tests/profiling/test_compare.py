@@ -9,6 +9,7 @@ import pytest
 from stitchcuda.profiling.compare import compare
 from stitchcuda.profiling.digest import changes, digest
 from stitchcuda.profiling.model import KernelTime, OperatorTime, PathPart, Profile, Timeline
+from stitchcuda.profiling.remedies import NOTHING
 
 
 def kernel(
@@ -108,6 +109,12 @@ def test_the_digest_is_short_and_every_time_has_its_unit() -> None:
     assert len(text) < 900  # about 300 tokens
     for part in ("wall 10 ms", "launching 1 ms (10%)", "aten::mm 4 ms (40%)", "First: fuse them"):
         assert part in text
+
+
+def test_a_digest_without_a_suggestion_does_not_say_that_nothing_is_to_be_gained() -> None:
+    told = digest(BEFORE.model_copy(update={"suggestion": NOTHING}))
+    assert "First:" not in told
+    assert "the kernels' own code is not judged by that" in told
 
 
 def test_the_digest_says_of_which_call_the_critical_path_is() -> None:
