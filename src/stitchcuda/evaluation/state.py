@@ -132,15 +132,19 @@ def is_constant(tensor: torch.Tensor) -> bool:
 
 
 def fingerprint(tensor: torch.Tensor) -> str:
-    """Stands for dtype, shape (but for dimensions of one) and the bits of every element at its place; the same in every
-    process."""
+    """Stands for the ``form`` of a tensor and the bits of every element at its place; the same in every process."""
     bits = _bits(tensor)
     total = 0
     for at in range(0, bits.numel(), RAMP):
         part = bits[at : at + RAMP].to(torch.int64)
         places = torch.arange(1, part.numel() + 1, device=part.device)
         total += int((part * places).sum()) * (2 * (at // RAMP) + 1)
-    return f"{tensor.dtype}{[size for size in tensor.shape if size != 1]}:{total % 2**64:x}"
+    return f"{form(tensor)}:{total % 2**64:x}"
+
+
+def form(tensor: torch.Tensor) -> str:
+    """dtype, and shape but for dimensions of one."""
+    return f"{tensor.dtype}{[size for size in tensor.shape if size != 1]}"
 
 
 def counterparts(
@@ -151,14 +155,17 @@ def counterparts(
     Plain attributes count only where there are fewer parameters and buffers than wanted: a helper of a Program's own,
     such as zeros in place of a bias, may look like state.
     """
+    counts = Counter(wanted)
+    forms = {each.rpartition(":")[0] for each in counts}
     found: dict[str, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
     for kind, tensor in state.values():
         # What is sparse, quantized or of a subclass has no bits to compare.
         plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-        if plain and not tensor.is_quantized and tensor.data_ptr() not in taken:
+        plain = plain and not tensor.is_quantized and form(tensor) in forms
+        if plain and tensor.data_ptr() not in taken:
             found.setdefault(fingerprint(tensor), ([], []))[kind == "attribute"].append(tensor)
     chosen = {}
-    for print_, count in Counter(wanted).items():
+    for print_, count in counts.items():
         registered, attributes = found.get(print_, ([], []))
         chosen[print_] = registered if len(registered) >= count else registered + attributes
     return chosen
