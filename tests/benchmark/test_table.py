@@ -28,6 +28,10 @@ def test_the_heading_names_device_versions_precision_tier_and_baselines() -> Non
         "commit abc123",
     ):
         assert f"- {words}" in table or words in table
+    here = SWEEP.model_copy(update={"machine": {"cores": "8"}})
+    assert "- host: 8 cores" in markdown(here)
+    away = here.model_copy(update={"config": here.config.model_copy(update={"compute": "spool:somewhere"})})
+    assert "- run over spool from: 8 cores" in markdown(away)
 
 
 def test_figures_name_how_failures_count() -> None:

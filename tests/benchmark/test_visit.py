@@ -84,6 +84,7 @@ def test_steps_that_are_unknown_or_wrong_are_refused(tmp_path: Path) -> None:
 
 def test_every_command_of_the_list_is_one_that_is_there() -> None:
     """Scripts exist and know the options that they are given."""
+    import importlib.util
     import tomllib
 
     for step in tomllib.loads((ROOT / "benchmarks" / "visit.toml").read_text())["step"]:
@@ -91,6 +92,7 @@ def test_every_command_of_the_list_is_one_that_is_there() -> None:
             words = command.split()
             assert words[0] == "{python}"
             if words[1] == "-m":
+                assert importlib.util.find_spec(f"{words[2]}.__main__"), f"python -m {words[2]} starts nothing"
                 continue
             text = (ROOT / words[1]).read_text()
             for option in (word for word in words if word.startswith("--")):

@@ -36,7 +36,7 @@ def heading(sweep: Sweep) -> list[tuple[str, str]]:
         ("stock options", ", ".join(STOCK.get(name, name) for name in stock) or "none measured yet"),
         ("runs of each task", str(1 + max((item.seed for item in sweep.items), default=0))),
         ("confinement", _several(_of(records, "confinement"))),
-        ("host", _host(sweep)),
+        (_host_name(sweep), _host(sweep)),
         ("stitchcuda", _own_version(sweep)),
         ("measured", _dates(sweep)),
     ]
@@ -101,6 +101,11 @@ def _versions(records: Iterable[Record]) -> str:
 
 def _tier(solved: list[Record], sweep: Sweep) -> str:
     return _several(str(record.tier) for record in solved) or f"{sweep.config.tier} (no number yet)"
+
+
+def _host_name(sweep: Sweep) -> str:
+    place = sweep.config.compute.partition(":")[0]
+    return "host" if place == "local" else f"run over {place} from"
 
 
 def _host(sweep: Sweep) -> str:
