@@ -32,10 +32,14 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         ("calibrate", "measure tokens, evaluations and steps for about a minute; fixes nothing"),
         ("pilot", "20 steps at each of three learning rates, on a seed that no arm has"),
         ("analyse", "results as JSON and Markdown, with intervals"),
+        ("merge", "take in the arms that other GPUs have run from the same cold start"),
     ):
         command = commands.add_parser(name, help=about)
         command.add_argument("--state", type=Path, required=True, help="the run's folder")
         command.add_argument("--out", type=Path, help="where to put what leaves the machine")
+        if name == "merge":
+            command.add_argument("others", type=Path, nargs="+", help="folders of the same run from other GPUs")
+            continue
         if name == "analyse":
             command.add_argument("--seed", type=int, default=20_260_101)
             continue
@@ -336,6 +340,14 @@ def main(given: list[str] | None = None) -> int:
 
         write(options.state, options.out or options.state, options.seed)
         say((options.out or options.state).joinpath("coder_experiment.md").read_text())
+        return DONE
+    if options.command == "merge":
+        from coder_experiment import state
+
+        for other in options.others:
+            say(f"{other}: {', '.join(state.merge(options.state, other)) or 'nothing new'}")
+        if options.out is not None:
+            state.pack(options.state, options.out)
         return DONE
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     # Whoever limits a command's time sends this before the kill: the state is packed then.

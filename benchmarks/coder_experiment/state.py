@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import tarfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -140,6 +141,37 @@ def unpack(parts: Path, state: Path) -> None:
         # What says that all is there comes last.
         members = sorted(tar.getmembers(), key=lambda member: member.name == "config.json")
         tar.extractall(state, members, filter="data")
+
+
+def merge(state: Path, other: Path) -> list[str]:
+    """Take what ``other`` has and ``state`` lacks: arms with their tests, what was measured, slices. Names of the arms
+    taken; one that is under way in both stays as it is.
+
+    Raises ValueError, and takes nothing, where the two did not begin from the same cold start with the same settings.
+    """
+    mine, theirs = Folder(state).config(), Folder(other).config()
+    differ = sorted(name for name in mine.keys() & theirs.keys() if mine[name] != theirs[name])
+    starts = [(folder / "sft.pt").read_bytes() if (folder / "sft.pt").exists() else b"" for folder in (state, other)]
+    if differ or starts[0] != starts[1]:
+        what = f"other settings ({', '.join(differ)})" if differ else "another cold start"
+        raise ValueError(f"{other} has {what} than {state}: these are not parts of one experiment")
+    taken = []
+    for arm in sorted(path for path in (other / "arms").glob("*") if path.is_dir()):
+        result = other / "results" / f"{arm.name}.jsonl"
+        here = state / "results" / result.name
+        if here.exists() or not (result.exists() or not (state / "arms" / arm.name).exists()):
+            continue
+        shutil.rmtree(state / "arms" / arm.name, ignore_errors=True)
+        shutil.copytree(arm, state / "arms" / arm.name)
+        if result.exists():
+            here.parent.mkdir(exist_ok=True)
+            whole(here, result.read_bytes())
+        taken.append(arm.name)
+    for name, of in (("memo.jsonl", lambda line: json.dumps(line[0])), ("slices.jsonl", json.dumps)):
+        known = {of(line) for line in lines(state / name)}
+        append(state / name, *(line for line in lines(other / name) if of(line) not in known))
+    whole(state / "config.json", json.dumps(theirs | mine, indent=1).encode())
+    return taken
 
 
 def _tar(state: Path, files: Iterable[Path]) -> bytes:

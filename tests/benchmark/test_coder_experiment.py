@@ -370,6 +370,35 @@ def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
     assert (tmp_path / "again" / "results" / "tested.jsonl").exists()
 
 
+def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path) -> None:
+    state = room("state")
+    for name, arms in (("one", ("rubric-1", "both-1")), ("two", ("rule-1", "both-1", "begun-1"))):
+        folder = state.Folder(tmp_path / name)
+        folder.settle(model="m", **({"grpo": {"lr": 1}} if name == "two" else {}))
+        (folder.path / "sft.pt").write_bytes(b"start")
+        for arm in arms:
+            (folder.arm(arm) / "changes.pt").write_text(f"{name} {arm}")
+            if arm != "begun-1":
+                state.append(folder.result(arm), {"of": name})
+        state.append(folder.path / "memo.jsonl", ["shared", {"status": "correct"}], [f"only {name}", {}])
+        state.append(folder.path / "slices.jsonl", {"slice": name})
+    mine, other = tmp_path / "one", tmp_path / "two"
+    assert state.merge(mine, other) == ["begun-1", "rule-1"]
+    assert state.merge(mine, other) == []
+    assert (mine / "arms" / "both-1" / "changes.pt").read_text() == "one both-1"
+    assert (mine / "arms" / "begun-1" / "changes.pt").read_text() == "two begun-1"
+    assert [key for key, _ in state.lines(mine / "memo.jsonl")] == ["shared", "only one", "only two"]
+    assert state.lines(mine / "slices.jsonl") == [{"slice": "one"}, {"slice": "two"}]
+    assert state.Folder(mine).config() == {"model": "m", "grpo": {"lr": 1}}
+    (other / "sft.pt").write_bytes(b"another start")
+    with pytest.raises(ValueError, match="another cold start"):
+        state.merge(mine, other)
+    state.Folder(other).settle(steps=3)
+    state.Folder(mine).settle(steps=5)
+    with pytest.raises(ValueError, match=r"other settings \(steps\)"):
+        state.merge(mine, other)
+
+
 def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
     state = room("state")
     file = tmp_path / "lines.jsonl"
