@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import compileall
 import fcntl
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,13 @@ LONGEST = (
     "cli/test_runs.py",
 )
 """Files that take longest, which start first, so that no worker is left with one of them when the other is done."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the package's bytecode, whatever the environment says: some hundred processes are started, and each would
+    compile what it imports anew."""
+    if os.environ.pop("PYTHONDONTWRITEBYTECODE", None) and not hasattr(config, "workerinput"):
+        compileall.compile_dir(Path(__file__).parents[1] / "src", quiet=2)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

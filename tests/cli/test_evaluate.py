@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
+
+import pytest
+
+from tests.cli.world import in_turn
 
 TASK = """
 import torch
 from torch import nn
 
 class Model(nn.Module):
+    @torch.compiler.disable  # tests/e2e evaluates with what is compiled
     def forward(self, x):
         return torch.relu(x) + 1
 
@@ -24,50 +27,47 @@ def get_init_inputs():
 """
 
 GOOD = TASK.replace("class Model(", "class ModelNew(")
+WRONG = GOOD.replace("+ 1", "+ 1.001")
+
+Told = dict[str, subprocess.CompletedProcess[str]]
 
 
-def run(cache: Path, folder: Path, program: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Write the two files and evaluate them."""
-    (folder / "task.py").write_text(TASK)
-    (folder / "new.py").write_text(program)
-    command = [
-        sys.executable,
-        "-m",
-        "stitchcuda.cli.main",
-        "evaluate",
-        "task.py",
-        "new.py",
-        "--target",
-        "cpu",
-        *options,
-    ]
-    environment = os.environ | {"STITCHCUDA_CACHE": str(cache), "COLUMNS": "120"}
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=280, check=False
-    )
+@pytest.fixture(scope="module")
+def told(cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What is said of four command lines, given one after the other since starting is most of what they take."""
+    folder = tmp_path_factory.mktemp("evaluate")
+    programs = {"good": GOOD, "wrong": WRONG, "empty": "x = 1"}
+    for name, source in {"task": TASK, **programs}.items():
+        (folder / f"{name}.py").write_text(source)
+    lines = {
+        "good": ("good.py", "--json"),
+        "wrong": ("wrong.py",),
+        "tier": ("good.py", "--tier", "best"),
+        "empty": ("empty.py",),
+    }
+    whole = [("evaluate", "task.py", *words, "--target", "cpu") for words in lines.values()]
+    return dict(zip(lines, in_turn(*whole, cache=cache, cwd=folder, COLUMNS="120"), strict=True))
 
 
-def test_a_correct_program_exits_with_zero_and_prints_one_object(cache: Path, tmp_path: Path) -> None:
-    done = run(cache, tmp_path, GOOD, "--json")
+def test_a_correct_program_exits_with_zero_and_prints_one_object(told: Told) -> None:
+    done = told["good"]
     assert done.returncode == 0, done.stdout + done.stderr
     evaluation = json.loads(done.stdout)
     assert evaluation["status"] == "correct"
-    assert set(evaluation["timings"]) >= {"program", "eager"}
+    assert set(evaluation["timings"]) >= {"program", "eager", "compile"}
     assert evaluation["speedup"]["over_best"] > 0
 
 
-def test_a_wrong_program_exits_with_one_and_says_why(cache: Path, tmp_path: Path) -> None:
-    done = run(cache, tmp_path, GOOD.replace("+ 1", "+ 1.001"))
+def test_a_wrong_program_exits_with_one_and_says_why(told: Told) -> None:
+    done = told["wrong"]
     assert done.returncode == 1
     assert "wrong_output" in done.stdout
     assert "expected" in done.stdout
     assert "Traceback" not in done.stderr
 
 
-def test_wrong_use_exits_with_two_and_a_sentence(cache: Path, tmp_path: Path) -> None:
-    done = run(cache, tmp_path, GOOD, "--tier", "best")
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: unknown tier 'best'")
-    done = run(cache, tmp_path, "x = 1")
-    assert done.returncode == 2
-    assert "ModelNew" in done.stderr
+def test_wrong_use_exits_with_two_and_a_sentence(told: Told) -> None:
+    assert told["tier"].returncode == 2
+    assert told["tier"].stderr.startswith("error: unknown tier 'best'")
+    assert told["empty"].returncode == 2
+    assert "ModelNew" in told["empty"].stderr

@@ -63,23 +63,6 @@ def test_wrong_use_is_a_sentence_and_leaves_nothing(home: Path, cache: Path) -> 
     assert not list(home.glob("runs/*"))
 
 
-def test_an_endpoint_that_is_down_leaves_a_run_that_goes_on(home: Path, cache: Path) -> None:
-    """A server that fails for good ends the command with a sentence; once it answers, the run ends well."""
-    rules = script(ideas={"in place": [GOOD]})
-    broken = {"rules": [{"answers": [status(400, {"error": {"message": "no such deployment"}})]}]}
-    with ScriptedEndpoint(broken) as endpoint:
-        port = endpoint.port
-        model = ("--model", "openai:scripted", "--base-url", endpoint.base_url)
-        failed = stitchcuda("optimize", "small.py", *model, *QUICK, cache=cache, cwd=home)
-    assert failed.returncode == 1
-    assert "no such deployment" in failed.stderr
-    assert f"stitchcuda runs resume {the_run(home)}" in failed.stderr
-    with ScriptedEndpoint(rules, port=port):
-        done = stitchcuda("runs", "resume", "last", "--json", cache=cache, cwd=home)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == "correct"
-
-
 def test_a_given_program_is_the_base_and_a_target_out_of_reach_is_answered_with_no(home: Path, cache: Path) -> None:
     (home / "mine.py").write_text(GOOD)
     with ScriptedEndpoint(script(ideas={"in place": [WRONG, WRONG]})) as endpoint:
@@ -94,19 +77,30 @@ def test_a_given_program_is_the_base_and_a_target_out_of_reach_is_answered_with_
     assert any("mul_(16.0)" in prompt for prompt in prompts), "the Coder sees what it builds on"
 
 
-def test_a_plan_is_edited_before_anything_is_written(home: Path, cache: Path) -> None:
-    with ScriptedEndpoint(script(ideas={"bad": [WRONG], "in place": [GOOD]})) as endpoint:
+def test_a_run_outlasts_an_endpoint_that_is_down_and_its_plan_is_edited_before_anything_is_written(
+    home: Path, cache: Path
+) -> None:
+    """A server that fails for good ends the command with a sentence; once it answers, the run waits with its plan, as
+    was asked for at first, and ends well."""
+    broken = {"rules": [{"answers": [status(400, {"error": {"message": "no such deployment"}})]}]}
+    with ScriptedEndpoint(broken) as endpoint:
+        port = endpoint.port
         model = ("--model", "openai:scripted", "--base-url", endpoint.base_url)
-        waiting = stitchcuda("optimize", "small.py", "--approve-plan", *model, *QUICK, cache=cache, cwd=home)
+        failed = stitchcuda("optimize", "small.py", "--approve-plan", *model, *QUICK, cache=cache, cwd=home)
+    run = the_run(home)
+    assert failed.returncode == 1
+    assert "no such deployment" in failed.stderr
+    assert f"stitchcuda runs resume {run}" in failed.stderr
+    with ScriptedEndpoint(script(ideas={"bad": [WRONG], "in place": [GOOD]}), port=port) as endpoint:
+        waiting, listing = in_turn(("runs", "resume", "last"), ("runs", "list", "--json"), cache=cache, cwd=home)
         assert waiting.returncode == 0, waiting.stderr
         assert "plan.json" in waiting.stdout
         assert endpoint.count == 1
-        run = the_run(home)
-        listing = stitchcuda("runs", "list", "--json", cache=cache, cwd=home)
         assert json.loads(listing.stdout)[0]["status"] == "awaiting_approval"
         plan = json.loads((run / "plan.json").read_text())
         plan["ideas"] = [idea for idea in plan["ideas"] if idea["name"] != "bad"]
         (run / "plan.json").write_text(json.dumps(plan))
         done = stitchcuda("runs", "resume", "last", "--json", cache=cache, cwd=home)
+    assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["status"] == "correct"
     assert [idea for idea, _, _ in attempts(run)] == ["in place"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.world import GOOD, stitchcuda
+from tests.cli.world import GOOD, in_turn, stitchcuda
 
 
 @pytest.mark.slow
@@ -40,23 +40,23 @@ def test_one_profile_in_all_its_forms_and_compared_with_the_task(home: Path, cac
     assert "launches" in done.stdout.splitlines()[-2] or "Wall" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("small.py", "--source", "perf"), "unknown source 'perf'"),
-        (("small.py", "--compare"), "needs a PROGRAM"),
-        (("small.py", "good.py", "--compare", "--before", "small.py"), "give one of them"),
-        (("small.py", "--json", "--digest"), "two forms of one answer"),
-        (("small.py", "--before", "small.py"), "is no Profile"),
-        (("small.py", "--before", "binary"), "binary is no Profile"),
-    ],
-)
-def test_wrong_use_is_a_sentence(words: tuple[str, ...], says: str, home: Path, cache: Path) -> None:
+WRONG_USE = {
+    ("small.py", "--source", "perf"): "unknown source 'perf'",
+    ("small.py", "--compare"): "needs a PROGRAM",
+    ("small.py", "good.py", "--compare", "--before", "small.py"): "give one of them",
+    ("small.py", "--json", "--digest"): "two forms of one answer",
+    ("small.py", "--before", "small.py"): "is no Profile",
+    ("small.py", "--before", "binary"): "binary is no Profile",
+}
+
+
+def test_wrong_use_is_a_sentence(home: Path, cache: Path) -> None:
     (home / "binary").write_bytes(b"\x7fELF\xff\xfe")
-    done = stitchcuda("profile", *words, "--target", "cpu", cache=cache, cwd=home)
-    assert done.returncode == 2
-    assert says in " ".join(done.stderr.split())
-    assert "Traceback" not in done.stderr
+    lines = [("profile", *words, "--target", "cpu") for words in WRONG_USE]
+    for done, says in zip(in_turn(*lines, cache=cache, cwd=home), WRONG_USE.values(), strict=True):
+        assert done.returncode == 2, done
+        assert says in " ".join(done.stderr.split())
+        assert "Traceback" not in done.stderr
 
 
 def test_what_holds_a_key_is_not_written(home: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
