@@ -18,7 +18,7 @@ from tests.compute.orchestrator import EVALUATED, PROBES, jobs
 from tests.compute.support import EXPECTED, PATIENCE, start_worker, until
 
 WORKERS = 3
-KILLS = 12
+KILLS = 8
 """Bounded, so that the test ends on a machine that is too slow to get much done in between."""
 
 
