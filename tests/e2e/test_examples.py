@@ -12,16 +12,10 @@ from typing import Any
 import pytest
 
 from stitchcuda.demo import examples
-from tests.cli.world import in_turn
+from tests.cli.world import IN_TURN, in_turn
 from tests.e2e.conftest import Demo
 
 pytestmark = [pytest.mark.serial, pytest.mark.timeout(600)]
-
-
-def stitchcuda(*arguments: str, cwd: Path, cache: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "stitchcuda.cli.main", *arguments]
-    environment = os.environ | {"STITCHCUDA_CACHE": str(cache)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env=environment, timeout=560)
 
 
 def printed(done: subprocess.CompletedProcess[str]) -> Any:
@@ -35,6 +29,31 @@ def run(demo: Demo) -> dict[str, Any]:
     summary = json.loads((demo.run / "summary.json").read_text())
     assert isinstance(summary, dict)
     return summary | {"folder": demo.run}
+
+
+Told = dict[str, subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def told(run: dict[str, Any], cache: Path) -> Told:
+    """What the other verbs say of the example and its best program, one after the other in one process, since starting
+    is much of what each takes."""
+    task, best = str(examples()["postprocess"]), str(run["folder"] / "best")
+    lines = {
+        "evaluate": ("evaluate", task, best, "--target", "cpu", "--json"),
+        "profile": ("profile", task, best, "--target", "cpu", "--json"),
+        "reference": ("profile", task, "--target", "cpu"),
+        "baseline": ("baseline", task, "--target", "cpu", "--json"),
+    }
+    command = [sys.executable, "-c", IN_TURN, json.dumps(list(lines.values()))]
+    environment = os.environ | {"STITCHCUDA_CACHE": str(cache)}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=run["folder"], env=environment, timeout=560)
+    assert done.returncode == 0, done.stderr
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    return {
+        verb: subprocess.CompletedProcess(lines[verb], code, out, err)
+        for verb, (code, out, err) in zip(lines, said, strict=True)
+    }
 
 
 def test_the_program_is_correct_faster_and_its_own(run: dict[str, Any]) -> None:
@@ -52,29 +71,25 @@ def test_the_run_folder_holds_what_the_contract_says(run: dict[str, Any]) -> Non
     assert json.loads((folder / "summary.json").read_text())["status"] == "correct"
 
 
-def test_the_best_program_stands_on_its_own_evaluation_and_profile(run: dict[str, Any], cache: Path) -> None:
-    task, best = str(examples()["postprocess"]), str(run["folder"] / "best")
-    evaluated = stitchcuda("evaluate", task, best, "--target", "cpu", "--json", cwd=run["folder"], cache=cache)
+def test_the_best_program_stands_on_its_own_evaluation_and_profile(told: Told) -> None:
+    evaluated, profiled = told["evaluate"], told["profile"]
     assert evaluated.returncode == 0, evaluated.stdout + evaluated.stderr
     assert printed(evaluated)["status"] == "correct"
-    profiled = stitchcuda("profile", task, best, "--target", "cpu", "--json", cwd=run["folder"], cache=cache)
     assert profiled.returncode == 0, profiled.stderr
     profile = printed(profiled)
     assert profile["subject"] == "program"
     assert any(kernel["origin"] == "own" for kernel in profile["kernels"])
 
 
-def test_profile_of_the_reference_names_its_bottleneck(cache: Path, tmp_path: Path) -> None:
-    done = stitchcuda("profile", str(examples()["postprocess"]), "--target", "cpu", cwd=tmp_path, cache=cache)
+def test_profile_of_the_reference_names_its_bottleneck(told: Told) -> None:
+    done = told["reference"]
     assert done.returncode == 0, done.stderr
     assert "memory_bound" in done.stdout
     assert "predicted" in done.stdout
 
 
-def test_baseline_measures_the_stock_options_and_names_the_best(cache: Path, tmp_path: Path) -> None:
-    done = stitchcuda(
-        "baseline", str(examples()["postprocess"]), "--target", "cpu", "--json", cwd=tmp_path, cache=cache
-    )
+def test_baseline_measures_the_stock_options_and_names_the_best(told: Told) -> None:
+    done = told["baseline"]
     assert done.returncode == 0, done.stderr
     (row,) = printed(done)
     assert {"eager", "compile"} <= set(row["timings"])
