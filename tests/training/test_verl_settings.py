@@ -194,19 +194,21 @@ def test_what_was_started_is_kept_in_a_log_and_its_failure_told(tmp_path: Path) 
     assert (tmp_path / "verl" / "log-002.txt").is_file()
 
 
-def test_a_launcher_that_is_terminated_leaves_nothing_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupts", ["heeded", "ignored"])
+def test_a_launcher_that_is_terminated_leaves_nothing_running(tmp_path: Path, interrupts: str) -> None:
     (tmp_path / "verl").mkdir()
     code = (
         "import sys; from pathlib import Path; from stitchcuda.training.engine_verl import _run; "
         "_run([sys.executable, '-u', '-c', 'import os, time; print(os.getpid()); time.sleep(600)'], {}, "
         f"Path({str(tmp_path)!r}), lambda text: print(text, flush=True))"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as launcher:
+    ignore = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); " if interrupts == "ignored" else ""
+    with subprocess.Popen([sys.executable, "-c", ignore + code], stdout=subprocess.PIPE, text=True) as launcher:
         assert launcher.stdout is not None
         launcher.stdout.readline()  # the command
         started = int(launcher.stdout.readline())
         launcher.terminate()
-        assert launcher.wait(60) == 128 + 15
+        assert launcher.wait(30) == 128 + 15
     with pytest.raises(ProcessLookupError):
         os.kill(started, 0)
 

@@ -321,8 +321,10 @@ def _terminable() -> Iterator[None]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End verl and what it started: politely, then not."""
-    for what, seconds in ((signal.SIGINT, ENDING_S), (signal.SIGKILL, ENDING_S)):
+    """End verl and what it started: politely, then not. What runs in the background of a shell or a batch job ignores
+    interrupts, and so does all that it starts."""
+    polite = signal.SIGTERM if signal.getsignal(signal.SIGINT) == signal.SIG_IGN else signal.SIGINT
+    for what, seconds in ((polite, ENDING_S), (signal.SIGKILL, ENDING_S)):
         try:
             os.killpg(process.pid, what)
             process.wait(seconds)
