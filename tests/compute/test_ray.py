@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,11 @@ def test_a_job_whose_process_is_killed_is_done_by_the_next(cluster: Any, tmp_pat
     with RayCompute(cache=tmp_path) as place:
         first = place.submit(probe()).result(PATIENCE)
         assert first.worker is not None
-        until(lambda: place.capacity().workers == 3, "a lane on every node")
-        futures = [place.submit(probe(pause_s=3, attempts=5)) for _ in range(3)]
+        # A lane counts as a worker before its actor answers; only a device that is known has one that can begin at once.
+        until(lambda: len(place.capacity().devices) == 3, "an actor on every node")
+        futures = [place.submit(probe(pause_s=5, attempts=5)) for _ in range(3)]
         until(lambda: place.capacity().running == 3, "three running jobs")
+        time.sleep(2)  # A job counts as running once it is on its way to its actor; the process must be in its pause.
         os.kill(first.worker.pid, signal.SIGKILL)
         outcomes = [future.result(PATIENCE) for future in futures]
         assert all(outcome.ok for outcome in outcomes)
