@@ -46,7 +46,7 @@ def test_a_job_whose_process_is_killed_is_done_by_the_next(cluster: Any, tmp_pat
     with RayCompute(cache=tmp_path) as place:
         first = place.submit(probe()).result(PATIENCE)
         assert first.worker is not None
-        # A lane counts as a worker before its actor answers; only a device that is known has one that can begin at once.
+        # A lane counts as a worker before its actor answers; a device that is known has one that can begin at once.
         until(lambda: len(place.capacity().devices) == 3, "an actor on every node")
         futures = [place.submit(probe(pause_s=5, attempts=5)) for _ in range(3)]
         until(lambda: place.capacity().running == 3, "three running jobs")
