@@ -2,13 +2,15 @@
 
     python benchmarks/visit.py --kernelbench CHECKOUT --minutes 9 --state STATE --out OUT    # until exit status 0
     python benchmarks/visit.py --only exploits,audit --minutes 9 --state STATE ...
+    python benchmarks/visit.py --side-by-side --minutes 9 --state STATE ...    # one step on each GPU
     python benchmarks/visit.py --list --state STATE
 
 What is run stands in ``visit.toml``. Every step is a script of its own that keeps each finished item at once. A step
 that is done is not run again unless the sources changed since, or ``--again`` asks for it. STATE holds what a later
 visit goes on from, on this machine or on another one that it is copied to. With ``--out``, STATE, the steps' output and
 all result files that changed are packed there as one archive, ``visit.tar.gz``, whatever happened. It measures nothing
-itself.
+itself. Side by side, a step that wants one GPU has one and an equal share of the cores, bound to both; steps that use
+every GPU they see have the machine to themselves.
 
 Exit status: 0 all is done, 3 the time is over and steps are left, 1 a step failed, 2 wrong use.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import shlex
@@ -26,22 +29,26 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import tomllib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lanes import gpu_count
+from lanes import Lane, gpu_count, lanes_of
 from provenance import ROOT, commit, now, write_json
 
 HERE = Path(__file__).parent
 UNFINISHED = 3
 GRACE_SECONDS = 15.0
 """Between asking a step to stop (SIGINT) and killing its process group."""
+LOOK_SECONDS = 0.5
+"""Between looks at how much time is left, of which an interrupt leaves none."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Step:
     least_seconds: float = 60.0
     fails_with: Sequence[int] = ()
     gpus: int = 1
+    spreads: bool = False
+    series: str = ""
 
 
 @dataclass
@@ -68,6 +77,8 @@ class Visit:
     ends: float
     """In ``time.monotonic`` seconds."""
     gpus: int
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    """Over the journal's file, which steps side by side write."""
 
     def left(self) -> float:
         """Seconds."""
@@ -84,8 +95,8 @@ class Visit:
         held = self.journal().get(step.name, {})
         return held.get("status") == "done" and held.get("sources") == sources()
 
-    def arguments(self, step: Step, scratch: str) -> list[str]:
-        """The command of this visit, filled in."""
+    def arguments(self, step: Step, scratch: str, gpus: int) -> list[str]:
+        """The command of this visit, filled in, for a step that sees so many GPUs."""
         held = self.journal().get(step.name, {})
         work = self.state / f"{step.name}-{sources()}"
         begun = held.get("sources") == sources() and held.get("status") != "done"
@@ -98,23 +109,22 @@ class Visit:
             "scratch": scratch,
             "seconds": int(self.left() - GRACE_SECONDS),
             "results": self.results,
-            "gpus": max(self.gpus, 1),
+            "gpus": max(gpus, 1),
         }
         return [word.format(**values) for word in shlex.split(step.again if begun and step.again else step.command)]
 
-    def run(self, step: Step) -> str:
+    def run(self, step: Step, lane: Lane) -> str:
         """Run it and keep how it ended: 'done', 'left' or 'failed'."""
         with tempfile.TemporaryDirectory(prefix="stitchcuda-visit-") as scratch:
-            command = self.arguments(step, scratch)
+            command = lane.pinned(self.arguments(step, scratch, self.gpus if lane.gpu is None else 1))
             began = time.monotonic()
             logs = self.state / "logs"
             logs.mkdir(parents=True, exist_ok=True)
             with open(logs / f"{step.name}.txt", "a") as log:
                 print(f"\n$ {shlex.join(command)}    # {now()}, {commit()}", file=log, flush=True)
-                code = call(command, log.fileno(), self.ends - GRACE_SECONDS)
+                code = call(command, lane.environment(), log.fileno(), lambda: self.left() - GRACE_SECONDS)
         status = "done" if code == 0 or code in step.fails_with else "left" if code in (None, UNFINISHED) else "failed"
-        held = self.journal()
-        held[step.name] = {
+        entry = {
             "status": status,
             "exit_status": code,
             "seconds": round(time.monotonic() - began, 1),
@@ -122,7 +132,10 @@ class Visit:
             "commit": commit(),
             "sources": sources(),
         }
-        write_json(self.state / "visit.json", held)
+        if lane.gpu is not None:
+            entry["gpu"] = lane.gpu
+        with self.guard:
+            write_json(self.state / "visit.json", self.journal() | {step.name: entry})
         print(f"{step.name:<10} {status:<7} {time.monotonic() - began:7.1f} s  {last_line(logs / f'{step.name}.txt')}")
         return status
 
@@ -138,16 +151,15 @@ def sources() -> str:
     return total.hexdigest()[:16]
 
 
-def call(command: list[str], log: int, ends: float) -> int | None:
-    """The exit status, or None when it was stopped at ``ends`` with its whole process group."""
-    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+def call(command: list[str], environment: Mapping[str, str], log: int, left: Callable[[], float]) -> int | None:
+    """The exit status, or None when it was stopped with its whole process group because no seconds were left."""
     process = subprocess.Popen(
         command, cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
     )
     try:
-        return process.wait(max(ends - time.monotonic(), 0.0))
-    except subprocess.TimeoutExpired:
+        while (seconds := left()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(min(seconds, LOOK_SECONDS))
         os.killpg(process.pid, signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS - 5.0)
@@ -206,6 +218,7 @@ def main() -> int:
     parser.add_argument("--kernelbench", default=os.environ.get("KERNELBENCH_ROOT", ""), help="a checkout")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="the result files")
     parser.add_argument("--again", action="store_true", help="run what is done already")
+    parser.add_argument("--side-by-side", action="store_true", help="a step on each GPU at the same time")
     parser.add_argument("--list", action="store_true", help="say what is done and what is left")
     options = parser.parse_args()
     visit = Visit(
@@ -225,17 +238,70 @@ def main() -> int:
         raise SystemExit("name KernelBench's checkout: --kernelbench DIR, or KERNELBENCH_ROOT")
     visit.state.mkdir(parents=True, exist_ok=True)
     before = stamps(visit.results)
-    statuses = {}
     try:
-        for step in visit.steps:
-            statuses[step.name] = attempt(visit, step, options.again)
+        statuses = run_all(visit, options.again, lanes_of(visit.gpus if options.side_by_side else 1, exclusive=True))
     finally:
         if options.out is not None:
             pack(visit, options.out.resolve(), before)
-    return 1 if "failed" in statuses.values() else UNFINISHED if "left" in statuses.values() else 0
+    return 1 if "failed" in statuses else UNFINISHED if "left" in statuses else 0
 
 
-def attempt(visit: Visit, step: Step, again: bool) -> str:
+def run_all(visit: Visit, again: bool, lanes: Sequence[Lane]) -> list[str]:
+    """How the steps ended. Those between two that use every GPU are shared out over the lanes, in order; of a series
+    one at a time."""
+    statuses: list[str] = []
+    steps = list(visit.steps)
+    while steps:
+        if len(lanes) == 1 or steps[0].spreads or steps[0].gpus > 1:
+            statuses.append(attempt(visit, steps.pop(0), again, Lane(None, ())))
+            continue
+        shared = list(itertools.takewhile(lambda step: not step.spreads and step.gpus == 1, steps))
+        steps = steps[len(shared) :]
+        statuses += run_shared(visit, again, lanes, shared)
+    return statuses
+
+
+def run_shared(visit: Visit, again: bool, lanes: Sequence[Lane], steps: list[Step]) -> list[str]:
+    """How these steps ended, one at a time on each lane."""
+    statuses: list[str] = []
+    waiting = list(steps)
+    under_way: set[str] = set()
+    changed = threading.Condition()
+
+    def work(lane: Lane) -> None:
+        while True:
+            with changed:
+                free = [step for step in waiting if step.series not in under_way]
+                while waiting and not free:
+                    changed.wait()
+                    free = [step for step in waiting if step.series not in under_way]
+                if not waiting:
+                    return
+                step = free[0]
+                waiting.remove(step)
+                if step.series:
+                    under_way.add(step.series)
+            status = "failed"
+            try:
+                status = attempt(visit, step, again, lane)
+            finally:
+                with changed:
+                    statuses.append(status)
+                    under_way.discard(step.series)
+                    changed.notify_all()
+
+    with ThreadPoolExecutor(len(lanes)) as pool:
+        working = [pool.submit(work, lane) for lane in lanes]
+        try:
+            for future in working:
+                future.result()
+        except BaseException:
+            visit.ends = 0.0
+            raise
+    return statuses
+
+
+def attempt(visit: Visit, step: Step, again: bool, lane: Lane) -> str:
     """Run a step if it is to be run now; how it stands."""
     if visit.is_done(step) and not again:
         return "done"
@@ -245,7 +311,7 @@ def attempt(visit: Visit, step: Step, again: bool) -> str:
     if visit.left() < step.least_seconds + GRACE_SECONDS:
         print(f"{step.name:<10} left            wants {step.least_seconds:.0f} s, {max(visit.left(), 0):.0f} are left")
         return "left"
-    return visit.run(step)
+    return visit.run(step, lane)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tarfile
 import time
 from pathlib import Path
+
+import pytest
 
 from tests.support.processes import gone
 
@@ -36,14 +40,91 @@ least_seconds = 0
 """
 
 
-def visit(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    """One visit with the steps above."""
+def visit(folder: Path, *more: str, steps: str = STEPS) -> subprocess.CompletedProcess[str]:
+    """One visit with these steps."""
     (folder / "results").mkdir(exist_ok=True)
-    (folder / "steps.toml").write_text(STEPS)
+    (folder / "steps.toml").write_text(steps)
     places = ["--steps", folder / "steps.toml", "--state", folder / "state", "--results", folder / "results"]
     return subprocess.run(
         [sys.executable, VISIT, *map(str, places), *more], capture_output=True, text=True, timeout=60, cwd=folder
     )
+
+
+PAIRS = """
+[[step]]
+name = "left"
+about = "needs its neighbour at the same time"
+command = "sh -c 'echo $CUDA_VISIBLE_DEVICES > {state}/left; until test -e {state}/right; do sleep 0.05; done'"
+least_seconds = 0
+
+[[step]]
+name = "right"
+about = "needs its neighbour at the same time"
+command = "sh -c 'echo $CUDA_VISIBLE_DEVICES > {state}/right; until test -e {state}/left; do sleep 0.05; done'"
+least_seconds = 0
+
+[[step]]
+name = "early"
+about = "of a series"
+command = "sh -c 'test ! -e {state}/late; sleep 1; test ! -e {state}/late; echo {gpus} > {state}/early'"
+least_seconds = 0
+series = "one"
+
+[[step]]
+name = "late"
+about = "of the same series"
+command = "sh -c 'test -e {state}/early && touch {state}/late'"
+least_seconds = 0
+series = "one"
+
+[[step]]
+name = "wide"
+about = "has the machine to itself"
+command = "sh -c 'test -e {state}/late && echo {gpus} $CUDA_VISIBLE_DEVICES > {state}/wide'"
+least_seconds = 0
+spreads = true
+"""
+
+
+@pytest.fixture
+def two_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's list of GPUs says two; nothing else of them is asked for."""
+    driver = tmp_path / "bin" / "nvidia-smi"
+    driver.parent.mkdir()
+    driver.write_text("#!/bin/sh\necho 'GPU 0: one'\necho 'GPU 1: another'\n")
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{driver.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_steps_side_by_side_have_a_gpu_each_and_series_their_order(tmp_path: Path) -> None:
+    ended = visit(tmp_path, "--side-by-side", "--minutes", "0.75", steps=PAIRS)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert set(statuses(tmp_path).values()) == {"done"}
+    told = {name: (tmp_path / "state" / name).read_text().split() for name in ("left", "right", "early", "wide")}
+    assert sorted([*told["left"], *told["right"]]) == ["0", "1"]
+    assert (told["early"], told["wide"]) == (["1"], ["2"])
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_an_interrupt_ends_steps_side_by_side(tmp_path: Path) -> None:
+    (tmp_path / "steps.toml").write_text(STEPS)
+    places = ["--steps", tmp_path / "steps.toml", "--state", tmp_path / "state", "--results", tmp_path]
+    process = subprocess.Popen(
+        [sys.executable, VISIT, *map(str, places), "--only", "endless", "--side-by-side"],
+        cwd=tmp_path,
+        # A batch job's children ignore interrupts from the start, and so would the visit.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    child = tmp_path / "state" / "child"
+    deadline = time.monotonic() + 30
+    while not (child.exists() and child.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) not in (0, 3)
+    assert gone(int(child.read_text()))
 
 
 def statuses(folder: Path) -> dict[str, str]:
