@@ -72,7 +72,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
 class Session:
     """Everything that a command works with. ``began``: on the monotonic clock, before what takes long was imported."""
 
-    def __init__(self, options: argparse.Namespace, began: float) -> None:
+    def __init__(self, options: argparse.Namespace, began: float, *, world: int = 1, memo: Path | None = None) -> None:
+        """``world``: processes that share a step's prompts; ``memo``: what was measured, if not the folder's."""
         import torch
 
         from coder_experiment import llama, state
@@ -100,11 +101,11 @@ class Session:
         generator = Generator(
             model,
             tokenizer.end,
-            rows=options.prompts * options.group,
+            rows=options.prompts * options.group // world,
             prompt=options.prompt_tokens,
             answer=options.answer_tokens,
         )
-        memo = self.folder.path / "memo.jsonl"
+        memo = memo or self.folder.path / "memo.jsonl"
         evaluator = Evaluator(options.backend, memo=memo, elements=options.elements, left=self.left)
         self.bench = Bench(model, tokenizer, generator, evaluator, {})
         rate = options.lr or float(self.folder.config().get("pilot_lr", USUAL_RATE))

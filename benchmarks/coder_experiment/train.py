@@ -22,6 +22,7 @@ from coder_experiment.evaluate import Evaluator, Job
 from coder_experiment.generate import Generator, Sample
 from coder_experiment.llama import Llama, padded
 from coder_experiment.prompts import Row
+from coder_experiment.ranks import ALONE, Ranks
 from coder_experiment.rewards import Scheme, Score, dropped, score
 from coder_experiment.tokens import Tokenizer
 
@@ -141,10 +142,13 @@ def grpo_step(
     step: int,
     seed: int,
     shuffled: bool = False,
+    ranks: Ranks = ALONE,
 ) -> dict[str, Any]:
     """Rollouts of ``rows`` and one update; what is logged of it. ``shuffled``: each group's rewards go to its samples
-    in another order, so that nothing can be learned from them."""
-    found = rollouts(bench, rows, settings.group, scheme, seed * 100_003 + step, settings.temperature, drop=True)
+    in another order, so that nothing can be learned from them. ``ranks``: who else works on this step; each takes a
+    share of the rows, what is logged is of all of them, and a phase's seconds are the slowest one's."""
+    draws = seed * 100_003 + step + ranks.rank * 1_000_000_007
+    found = rollouts(bench, ranks.part(rows), settings.group, scheme, draws, settings.temperature, drop=True)
     began = time.monotonic()
     weights: list[float] = []
     flat = 0
@@ -157,10 +161,14 @@ def grpo_step(
         part = advantages(values)
         flat += not any(part)
         weights += part
-    update = _update(bench, adam, found, weights, settings, settings.lr * min(1.0, (step + 1) / settings.warmup))
+    rate = settings.lr * min(1.0, (step + 1) / settings.warmup)
+    update = _update(bench, adam, found, weights, settings, rate, ranks)
     bench.seconds["update"] = time.monotonic() - began
     bench.generator.refresh()
-    return {"step": step, **summary(found, settings.group), "flat_groups": flat, **update, "seconds": bench.seconds}
+    everyone = [rollout for some in ranks.gather(found) for rollout in some]
+    seconds = {phase: max(each[phase] for each in ranks.gather(bench.seconds)) for phase in bench.seconds}
+    flat = sum(ranks.gather(flat))
+    return {"step": step, **summary(everyone, settings.group), "flat_groups": flat, **update, "seconds": seconds}
 
 
 def _update(
@@ -170,15 +178,16 @@ def _update(
     weights: Sequence[float],
     settings: Grpo,
     lr: float,
+    ranks: Ranks = ALONE,
 ) -> dict[str, float]:
     for group in adam.param_groups:
         group["lr"] = lr
     used = [(r, w) for r, w in zip(found, weights, strict=True) if w]
-    if not used:
+    if not any(ranks.gather(bool(used))):
         return {"gradient": 0.0, "entropy": 0.0}
     # Rows of like lengths share a batch, so that little of it is padding.
     used.sort(key=lambda pair: len(pair[0].sample.tokens))
-    constant = len(found) * bench.generator.answer
+    constant = len(found) * ranks.world * bench.generator.answer
     entropies, count = 0.0, 0.0
     adam.zero_grad(set_to_none=True)
     for begin in range(0, len(used), settings.micro):
@@ -195,9 +204,12 @@ def _update(
         loss.backward()  # type: ignore[no-untyped-call]
         entropies += float((entropy * mask).sum())
         count += float(mask.sum())
-    norm = torch.nn.utils.clip_grad_norm_(list(bench.model.changes().values()), settings.clip)
+    changes = list(bench.model.changes().values())
+    ranks.sum_gradients(changes)
+    norm = torch.nn.utils.clip_grad_norm_(changes, settings.clip)
     adam.step()
-    return {"gradient": float(norm), "entropy": entropies / max(count, 1.0)}
+    totals = ranks.gather((entropies, count))
+    return {"gradient": float(norm), "entropy": sum(e for e, _ in totals) / max(sum(n for _, n in totals), 1.0)}
 
 
 def summary(found: Sequence[Rollout], group: int) -> dict[str, Any]:
