@@ -19,7 +19,7 @@ from stitchcuda.agents.fingerprint import digest
 from stitchcuda.agents.metrics24 import COUNTERS
 from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.agents.references import References
-from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
+from stitchcuda.agents.roles import CodeRequest, PlanRequest, Room, VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.profiling.compare import compare
 from stitchcuda.profiling.digest import changes
@@ -61,23 +61,18 @@ class Prompt:
 
 def planner_prompt(request: PlanRequest) -> Prompt:
     """For a Plan."""
-    baselines = request.baselines or {"eager": request.facts.eager_seconds}
-    best = min(baselines, key=lambda name: baselines[name])
     message = _render(
         "planner.j2",
         task=request.task,
         facts=request.facts,
         device=request.device,
         profile=request.profile,
-        baselines=baselines,
-        best_name=best,
-        best_seconds=baselines[best],
+        **_standing(request),
+        room=request.room,
         attempts=request.attempts,
         ideas=request.ideas[-IDEAS_SHOWN:],
         program=request.best,
         limit=PLANNED_LIMIT,
-        best_speedup=request.best_speedup,
-        program_seconds=request.best_seconds,
         program_profile=digest_of(request.best_profile).rstrip() if request.best_profile else "",
         references=request.references,
         source_limit=SOURCE_LIMIT if request.best is None else SHORT_SOURCE,
@@ -103,7 +98,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         draft=request.draft,
         drafts=1 + max([request.draft, *request.others]),
         others={number: attempt for number, attempt in sorted(request.others.items()) if attempt is not None},
-        baselines=request.baselines,
+        **_standing(request),
         heading="Your step",
         program=shown,
         limit=PROGRAM_LIMIT,
@@ -155,13 +150,12 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         start_profile=digest_of(request.start_profile).rstrip() if request.start_profile else "",
         same_as=request.same_as,
         changes=_changes(request),
-        best_speedup=request.best_speedup,
-        best_seconds=request.best_seconds,
+        **_standing(request),
+        room=request.room,
         last_step=request.last_step,
         attempts=request.attempts,
         references=request.references,
         heading="The step that it implements",
-        baselines={},
         source_limit=8_000,
     )
     instructions = _render(
@@ -173,6 +167,35 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         cite=request.references is not None,
     )
     return Prompt(instructions, message)
+
+
+def _standing(request: PlanRequest | CodeRequest | VerifyRequest) -> dict[str, Any]:
+    """What there is to beat: the stock options, the fastest by name, and the best program so far."""
+    stock = request.baselines
+    if not stock and isinstance(request, PlanRequest):
+        stock = {"eager": request.facts.eager_seconds}
+    return {
+        "baselines": stock,
+        "stock_name": min(stock, key=lambda name: stock[name]) if stock else "",
+        "best_number": request.best_number,
+        "best_speedup": request.best_speedup,
+        "best_seconds": request.best_seconds,
+    }
+
+
+def _room(room: Room) -> str:
+    """What is left of the budget, in words."""
+    left = [
+        f"{room.candidates} program{'s' * (room.candidates != 1)} (repairs apart)"
+        if room.candidates is not None
+        else "",
+        f"{room.seconds / 60:.0f} min" if room.seconds is not None else "",
+        f"{room.tokens / 1000:,.0f}k tokens" if room.tokens is not None else "",
+        f"${room.usd:.2f}" if room.usd is not None else "",
+        f"{room.plans} further plan{'s' * (room.plans != 1)}" if room.plans is not None else "",
+    ]
+    told = ", ".join(filter(None, left))
+    return f"Left of the budget: {told}." if told else ""
 
 
 def _changes(request: VerifyRequest) -> str:
@@ -262,6 +285,7 @@ def _environment() -> Environment:
         quoted=lambda text: _quoted(text.replace(_KEPT_NEWLINE, " ")),
         fit=lambda text, limit: _quoted(fit(text, limit)),
         isa=_isa,
+        room=_room,
         listing=_listing,
         language=_language,
     )

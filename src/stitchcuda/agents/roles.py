@@ -36,6 +36,18 @@ class Attempt(BaseModel):
     suggestion: str = ""
 
 
+class Room(BaseModel):
+    """What is left of the run's budget; None where nothing bounds it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    candidates: int | None = Field(default=None, description="programs, repairs not counted")
+    seconds: float | None = Field(default=None, description="of wall time")
+    tokens: int | None = Field(default=None, description="input plus output of model requests")
+    usd: float | None = Field(default=None, description="dollars of model requests")
+    plans: int | None = Field(default=None, description="further plans, this one apart")
+
+
 class PlanRequest(BaseModel):
     """What the Planner sees."""
 
@@ -49,9 +61,11 @@ class PlanRequest(BaseModel):
     attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
     ideas: list[Attempt] = Field(default_factory=list, description="of every idea tried, its best attempt")
     best: Program | None = Field(default=None, description="the best program so far, from which new ideas start")
+    best_number: int | None = Field(default=None, description="its number")
     best_profile: Profile | None = None
     best_speedup: float = Field(default=0.0, description="its over_best")
     best_seconds: float = Field(default=0.0, description="its median call")
+    room: Room | None = Field(default=None, description="what is left of the budget; None: not told")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
     @property
@@ -83,6 +97,9 @@ class CodeRequest(BaseModel):
     )
     attempts: list[Attempt] = Field(default_factory=list)
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
+    best_number: int | None = Field(default=None, description="number of the run's best program so far")
+    best_speedup: float = Field(default=0.0, description="its over_best")
+    best_seconds: float = Field(default=0.0, description="its median call")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
@@ -103,8 +120,11 @@ class VerifyRequest(BaseModel):
     start: int | None = Field(default=None, description="number of the program that it was made from")
     start_profile: Profile | None = Field(default=None, description="of that one, where the program's own is missing")
     same_as: int | None = Field(default=None, description="number of the first program with the same files")
-    best_speedup: float = Field(default=0.0, description="over_best of the run's best program so far")
+    baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
+    best_number: int | None = Field(default=None, description="number of the run's best program so far")
+    best_speedup: float = Field(default=0.0, description="its over_best")
     best_seconds: float = Field(default=0.0, description="its median call")
+    room: Room | None = Field(default=None, description="what is left of the budget; None: not told")
     attempts: list[Attempt] = Field(default_factory=list)
     last_step: bool = Field(default=False, description="no step of the idea follows")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")

@@ -12,9 +12,10 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stitchcuda.agents.feedback import Feedback
-from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, VerifyRequest
+from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, Room, VerifyRequest
 from stitchcuda.errors import BudgetExceeded, ProgramError
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -67,8 +68,10 @@ class Round:
     """All attempts before this round."""
     known: dict[str, Trial]
     """The first trial of each program of before this round, by the program's digest."""
-    best_score: float
-    best_seconds: float
+    stock: dict[str, float]
+    """Median seconds of the stock options."""
+    best: Trial | None
+    """The run's best program before this round."""
     nodes: frozenset[str]
     """Nodes of before this round: replies that belong to them are paid and counted."""
     elapsed: float
@@ -193,6 +196,7 @@ class Turn:
             evaluation=branch.evaluation,
             outdone=branch.outdone,
             attempts=shown(self._attempts()),
+            **self._standing(),
         )
         request = shared.instruments.informed(self.lane, request, self._say_state)
 
@@ -284,8 +288,8 @@ class Turn:
             start=branch.best.number if branch.best else None,
             start_profile=branch.best.profile if branch.best and trial.unprofiled else None,
             same_as=trial.same_as,
-            best_speedup=shared.best_score,
-            best_seconds=shared.best_seconds,
+            **self._standing(),
+            room=self._room(),
             attempts=shown(self._attempts()),
             last_step=branch.step_index + 1 == len(branch.idea.steps),
         )
@@ -300,6 +304,25 @@ class Turn:
             return Judged(feedback=feedback)
 
         return self.lane.effect("feedback", Judged, produce)
+
+    def _standing(self) -> dict[str, Any]:
+        """What a program has to beat, as it was before the round."""
+        best = self.shared.best
+        return {
+            "baselines": self.shared.stock,
+            "best_number": best.number if best else None,
+            "best_speedup": best.score if best else 0.0,
+            "best_seconds": best.seconds if best else 0.0,
+        }
+
+    def _room(self) -> Room:
+        """What is left of the budget before this state's own requests, which a resumed run finds paid already."""
+        shared = self.shared
+        nodes = (shared.nodes | self.nodes) - {self.lane.node}
+        replies = [reply for reply in shared.journal.replies if reply.key.node in nodes]
+        written = sum(not one.repair for one in self.tried) + (not self.branch.repairing)
+        seconds = shared.elapsed + self.lane.elapsed
+        return Spent.of(replies, iterations=shared.candidates + written, seconds=seconds).room(shared.limits)
 
     def _attempts(self) -> list[Attempt]:
         return [*self.shared.attempts, *(tried.attempt for tried in self.tried)]
