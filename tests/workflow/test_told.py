@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("pydantic_ai")
 
 from stitchcuda.workflow.folder import RunFolder
-from stitchcuda.workflow.records import NAME
-from tests.support.scripted_endpoint import Answer, Request
-from tests.workflow.model_run import Sent, go, judged, plan, role_of, run, step, wrote
+from stitchcuda.workflow.records import NAME, read_records
+from tests.support.scripted_endpoint import Answer, Request, text
+from tests.workflow.model_run import FORM, Sent, go, judged, plan, role_of, run, step, wrote
 from tests.workflow.world import config
 
 
@@ -47,6 +47,90 @@ def test_every_role_knows_what_to_beat_the_best_so_far_and_the_budget_that_is_le
     assert "0 further plans" in again
     assert "Left of the budget: 3 programs (repairs apart)" in of(sent, "verifier")[0]
     assert not any("Left of the budget" in message for message in of(sent, "coder"))
+
+
+def refusing(message: str) -> Answer:
+    """A first program, and nothing for the second step."""
+    if "Step 2 of 3" in message:
+        return text("**NO GAIN**\n\nThe adds take 2 % of the call,\nso 1.02x is the most.")
+    return improving(message)
+
+
+def test_a_step_that_the_coder_refuses_is_given_up_with_its_reason(tmp_path: Path) -> None:
+    steps = [step("rows", ["mul"]), step("adds", ["add"]), step("more", ["relu"])]
+    plans = [plan(one=steps), plan(two=[step("other", ["mul"])])]
+    result, sent, folder = run(tmp_path, plans=plans, programs=refusing)
+    assert result.over_best == 1.5
+    coder = of(sent, "coder")
+    assert ["Step 1 of 3" in coder[0], "Step 2 of 3" in coder[1], "Step 3 of 3" in coder[2]] == [True] * 3
+    reason = "refused. The adds take 2 % of the call, so 1.02x is the most"
+    assert reason in of(sent, "verifier")[1]
+    assert reason in of(sent, "planner")[1]
+    assert len(of(sent, "verifier")) == len(of(sent, "coder")) - 1
+    records = read_records(folder.path / NAME)[0]
+    written = [record.data for record in records if record.kind == "program"]
+    assert [program.get("refused", "") != "" for program in written] == [False, True, False, False]
+    assert "refused" not in written[0]
+    assert [record.data["attempt"]["status"] for record in records if record.kind == "attempt"].count("refused") == 1
+
+
+def test_a_refusal_without_a_reason_or_with_code_is_asked_again(tmp_path: Path) -> None:
+    answers = iter(
+        [text("NO GAIN"), text(f"NO GAIN: none at all.\n{FORM.format(source='x = 1')}"), wrote("correct 1.2")]
+    )
+    result, sent, _ = run(tmp_path, plans=[plan(one=[step("rows", ["mul"])])], programs=lambda _: next(answers))
+    assert result.over_best == 1.2
+    assert len(of(sent, "coder")) == 3
+
+
+def test_comparison_systems_have_no_refusals(tmp_path: Path) -> None:
+    answers = iter([text("NO GAIN: nothing is to be had here"), wrote("correct 1.2")])
+    plans = [plan(one=[step("rows", ["mul"])])]
+    _, sent, _ = run(tmp_path, plans=plans, programs=lambda _: next(answers), agents="single", iterations=1)
+    assert "NO GAIN" not in next(one.instructions for one in sent if one.role == "coder")
+    assert len(of(sent, "coder")) == 2
+
+
+def test_the_verifier_sees_what_the_coder_says_and_what_it_changed(tmp_path: Path) -> None:
+    def programs(message: str) -> Answer:
+        if "The program that failed" in message:
+            return wrote("correct 1.2", said="The bound of the loop was wrong.")
+        return wrote("correct 1.5" if "Step 2 of 2" in message else "wrong 1", said="Rows stay in the cache.")
+
+    steps = [step("rows", ["mul"]), step("more", ["add"])]
+    _, sent, _ = run(tmp_path, plans=[plan(one=steps)], programs=programs)
+    first, repaired, second = of(sent, "verifier")
+    assert "Its author says: Rows stay in the cache.\n" in first
+    assert "What changed" not in first
+    assert "Its author says: The bound of the loop was wrong.\n" in repaired
+    assert "## What changed from program 1\n" in repaired
+    assert "-# wrong 1\n+# correct 1.2\n" in repaired
+    assert "## What changed from program 2\n" in second
+    assert "-# correct 1.2\n+# correct 1.5\n" in second
+
+
+def test_a_step_that_builds_on_a_program_may_edit_it(tmp_path: Path) -> None:
+    def programs(message: str) -> Answer:
+        if "Step 2 of 2" not in message:
+            return wrote("correct 1.2")
+        edit = "<<<<<<< SEARCH\n# correct 1.2\n=======\n# correct 1.5\n>>>>>>> REPLACE"
+        return text(f"### program.py\n```\n{edit}\n```\n")
+
+    steps = [step("rows", ["mul"]), step("more", ["add"])]
+    result, sent, _ = run(tmp_path, plans=[plan(one=steps)], programs=programs)
+    assert result.over_best == 1.5
+    coder = [one for one in sent if one.role == "coder"]
+    assert ["1. Edits, for a local change" in one.instructions for one in coder] == [False, True]
+
+
+def test_a_reply_whose_parts_disagree_may_be_corrected_by_edits_of_it(tmp_path: Path) -> None:
+    bare = "# correct 1.2\nfrom bindings import rows\nclass ModelNew:\n    pass\n"
+    edit = "<<<<<<< SEARCH\nfrom bindings import rows\n=======\nimport math\n>>>>>>> REPLACE"
+    answers = iter([text(FORM.format(source=bare)), text(f"### program.py\n```\n{edit}\n```\n")])
+    result, sent, folder = run(tmp_path, plans=[plan(one=[step("rows", ["mul"])])], programs=lambda _: next(answers))
+    assert result.over_best == 1.2
+    assert "import math" in (folder.path / "programs" / "001" / "program.py").read_text()
+    assert len(of(sent, "coder")) == 2
 
 
 def test_a_run_that_is_cut_after_any_reply_asks_nothing_twice(tmp_path: Path) -> None:

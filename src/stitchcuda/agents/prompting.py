@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from stitchcuda.agents.difference import difference
 from stitchcuda.agents.feedback import Route
 from stitchcuda.agents.fingerprint import digest
 from stitchcuda.agents.metrics24 import COUNTERS
@@ -33,6 +34,8 @@ PROGRAM_LIMIT = 32_000
 """Characters of a program that are shown."""
 PLANNED_LIMIT = 16_000
 """Characters of the best program that a Planner is shown."""
+DIFFERENCE_LIMIT = 2_400
+"""Characters of what changed between two programs."""
 IDEAS_SHOWN = 12
 """Earlier ideas of which a Planner is told, the latest."""
 SHORT_SOURCE = 12_000
@@ -115,7 +118,8 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         "coder_system.j2",
         kind=request.task.target.kind,
         precision=request.task.precision,
-        edits=purpose != "draft",
+        edits=shown is not None,
+        may_refuse=request.may_refuse,
     )
     return Prompt(instructions, message)
 
@@ -147,6 +151,9 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         profile=digest_of(request.profile).rstrip() if request.profile else "",
         unprofiled=request.unprofiled,
         start=request.start,
+        said=request.program.notes,
+        parent=request.parent,
+        difference=_difference(request),
         start_profile=digest_of(request.start_profile).rstrip() if request.start_profile else "",
         same_as=request.same_as,
         changes=_changes(request),
@@ -167,6 +174,12 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         cite=request.references is not None,
     )
     return Prompt(instructions, message)
+
+
+def _difference(request: VerifyRequest) -> str:
+    if request.parent_program is None:
+        return ""
+    return difference(request.parent_program, request.program, DIFFERENCE_LIMIT)
 
 
 def _standing(request: PlanRequest | CodeRequest | VerifyRequest) -> dict[str, Any]:

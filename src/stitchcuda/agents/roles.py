@@ -95,6 +95,7 @@ class CodeRequest(BaseModel):
     outdone: bool = Field(
         default=False, description="evaluation and feedback are of a slower program that was made from ``program``"
     )
+    may_refuse: bool = Field(default=False, description="NO GAIN and a reason is an answer, too")
     attempts: list[Attempt] = Field(default_factory=list)
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
     best_number: int | None = Field(default=None, description="number of the run's best program so far")
@@ -118,6 +119,8 @@ class VerifyRequest(BaseModel):
     reference_profile: Profile | None = None
     unprofiled: str = Field(default="", description="why a correct program has no profile")
     start: int | None = Field(default=None, description="number of the program that it was made from")
+    parent: int | None = Field(default=None, description="number of the program whose text it changes")
+    parent_program: Program | None = Field(default=None, description="that one: what it repairs, or was made from")
     start_profile: Profile | None = Field(default=None, description="of that one, where the program's own is missing")
     same_as: int | None = Field(default=None, description="number of the first program with the same files")
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
@@ -130,6 +133,10 @@ class VerifyRequest(BaseModel):
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
+class NoGain(Exception):
+    """A Coder's answer in place of a Program: nothing is to be gained by the Step, and why."""
+
+
 class Planner(Protocol):
     """Reads the reference and its timeline, writes the to-do list."""
 
@@ -137,7 +144,8 @@ class Planner(Protocol):
 
 
 class Coder(Protocol):
-    """Implements one Step; raises ProgramError when its answer holds no usable program."""
+    """Implements one Step. Raises ProgramError when its answer holds no usable program, and NoGain where it refuses a
+    Step that it may refuse."""
 
     def code(self, request: CodeRequest) -> Program: ...
 

@@ -335,6 +335,7 @@ class Machine:
             reference=self.reference,
             limits=self.limits,
             repairs=self._repairs(),
+            may_refuse=self.mind.paid and self.config.agents == "full",
             insist=self.config.chain,
             attempts=list(self.attempts),
             known=dict(self._known),

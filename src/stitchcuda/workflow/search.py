@@ -152,6 +152,12 @@ def after_failure(
     return "repair"
 
 
+def after_refusal(branch: Branch) -> None:
+    """Nothing is to be gained by the step: the branch goes on to its next one. Touches nothing but the branch."""
+    branch.tried += 1
+    branch.next_step()
+
+
 class Search:
     """The state of the search and its decisions."""
 

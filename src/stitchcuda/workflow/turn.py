@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stitchcuda.agents.feedback import Feedback
-from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, Room, VerifyRequest
+from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, NoGain, Room, VerifyRequest
 from stitchcuda.errors import BudgetExceeded, ProgramError
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -28,7 +28,7 @@ from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.instruments import Instruments
 from stitchcuda.workflow.journal import Journal, Lane
 from stitchcuda.workflow.result import NOISE
-from stitchcuda.workflow.search import Branch, Trial, after_failure, fingerprint, shown
+from stitchcuda.workflow.search import Branch, Trial, after_failure, after_refusal, fingerprint, shown
 from stitchcuda.workflow.states import TITLES, State
 
 
@@ -62,6 +62,8 @@ class Round:
     reference: Profile | None
     limits: Limits
     repairs: int
+    may_refuse: bool
+    """The Coder may say that nothing is to be gained by a step."""
     insist: bool
     """Equal failures are repaired again."""
     attempts: list[Attempt]
@@ -133,6 +135,9 @@ class Turn:
         if coded.budget:
             self.stopped = coded.budget
             return False
+        if coded.refused:
+            self._refuse(coded, repair)
+            return False
         trial = self._trial(coded.number, coded.program) if coded.program is not None else None
         self._enter(State.VERIFY, f" program {coded.number:03d}")
         attempt, feedback, budget = self._judge(trial, coded)
@@ -148,6 +153,16 @@ class Turn:
         if again and not self.stopped:  # not a candidate: the last one is repaired like any other
             self.stopped = self._spent().exhausted(self.shared.limits.model_copy(update={"iterations": 0})) or ""
         return again and not self.stopped
+
+    def _refuse(self, coded: Coded, repair: bool) -> None:
+        """The Coder wrote nothing, because nothing is to be gained: that is an attempt, with its reason."""
+        branch = self.branch
+        attempt = self._attempted(coded.number, "refused", None).model_copy(update={"diagnosis": coded.refused})
+        feedback = Feedback(route="next", diagnosis=coded.refused, evidence="", suggestion="")
+        self.tried.append(Tried(None, attempt, feedback, "", repair))
+        after_refusal(branch)
+        self.lane.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": False})
+        self.shared.instruments.emit(events.AttemptFinished(attempt, False, self.lane.replaying, coded.refused))
 
     # The states of a turn.
 
@@ -195,6 +210,7 @@ class Turn:
             feedback=branch.feedback,
             evaluation=branch.evaluation,
             outdone=branch.outdone,
+            may_refuse=shared.may_refuse,
             attempts=shown(self._attempts()),
             **self._standing(),
         )
@@ -205,6 +221,8 @@ class Turn:
                 program = shared.mind.coder.code(request)
                 number = shared.numbers.take()
                 shared.folder.save_program(number, program)
+            except NoGain as error:
+                return Coded(number=shared.numbers.take(), refused=str(error))
             except ProgramError as error:
                 return Coded(number=shared.numbers.take(), problem=str(error))
             except BudgetExceeded as error:
@@ -224,9 +242,10 @@ class Turn:
             trial = Trial(number, branch.idea.name, branch.step.title, program, evaluation)
         else:
             trial = replace(first, number=number, idea=branch.idea.name, step=branch.step.title, same_as=first.number)
-            if not self.shared.mind.paid:  # recipes' traces are cheap, and taken anew
-                trial = replace(trial, profile=None)
-            elif trial.profile is not None:
+            paid = self.shared.mind.paid
+            # Recipes' traces are cheap, and taken anew; what a model says of equal files may differ.
+            trial = replace(trial, program=program) if paid else replace(trial, profile=None)
+            if trial.profile is not None:
                 self.shared.folder.save_profile(f"{number:03d}", trial.profile)
         if trial.evaluation.passed and trial.profile is None:
             trial = self._profiled(trial)
@@ -246,15 +265,7 @@ class Turn:
 
     def _judge(self, trial: Trial | None, coded: Coded) -> tuple[Attempt, Feedback, str]:
         """The attempt, the Verifier's word on it, and the limit that kept it from answering, if any."""
-        branch = self.branch
-        attempt = Attempt(
-            number=coded.number,
-            idea=branch.idea.name,
-            step=branch.step.title,
-            status=trial.evaluation.status if trial else "no_program",
-            speedup=trial.evaluation.speedup.get("eager") if trial else None,
-            over_best=trial.evaluation.speedup.get("over_best") if trial else None,
-        )
+        attempt = self._attempted(coded.number, "no_program", trial)
         budget = ""
         if trial is None:
             feedback = Feedback(
@@ -273,8 +284,21 @@ class Turn:
         attempt = attempt.model_copy(update={"diagnosis": feedback.diagnosis, "suggestion": feedback.suggestion})
         return attempt, feedback, budget
 
+    def _attempted(self, number: int, status: str, trial: Trial | None) -> Attempt:
+        """What the turn did; ``status`` where no program came of it."""
+        evaluation = trial.evaluation if trial else None
+        return Attempt(
+            number=number,
+            idea=self.branch.idea.name,
+            step=self.branch.step.title,
+            status=evaluation.status if evaluation else status,
+            speedup=evaluation.speedup.get("eager") if evaluation else None,
+            over_best=evaluation.speedup.get("over_best") if evaluation else None,
+        )
+
     def _ask_verifier(self, trial: Trial, attempt: Attempt) -> Judged:
         shared, branch = self.shared, self.branch
+        parent = branch.failed or branch.best
         request = VerifyRequest(
             task=shared.task,
             device=shared.device,
@@ -286,6 +310,8 @@ class Turn:
             reference_profile=shared.reference,
             unprofiled=trial.unprofiled,
             start=branch.best.number if branch.best else None,
+            parent=parent.number if parent else None,
+            parent_program=parent.program if parent else None,
             start_profile=branch.best.profile if branch.best and trial.unprofiled else None,
             same_as=trial.same_as,
             **self._standing(),
