@@ -9,11 +9,14 @@ import pytest
 
 pytest.importorskip("pydantic_ai")
 
+from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.profiling.model import Profile
+from stitchcuda.program.model import Program
 from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.records import NAME, read_records
 from tests.support.scripted_endpoint import Answer, Request, text
 from tests.workflow.model_run import FORM, Sent, go, judged, plan, role_of, run, step, wrote
-from tests.workflow.world import config
+from tests.workflow.world import ToyBench, config
 
 
 def of(sent: list[Sent], role: str) -> list[str]:
@@ -131,6 +134,51 @@ def test_a_reply_whose_parts_disagree_may_be_corrected_by_edits_of_it(tmp_path: 
     assert result.over_best == 1.2
     assert "import math" in (folder.path / "programs" / "001" / "program.py").read_text()
     assert len(of(sent, "coder")) == 2
+
+
+class Disturbed(ToyBench):
+    """A machine whose clock is not steady, and on which profiled calls take twice their time."""
+
+    def evaluate(self, program: Program, tier: Tier) -> Evaluation:
+        found = super().evaluate(program, tier)
+        wide = {
+            name: timing.model_copy(update={"low": 0.9 * timing.median, "high": 1.2 * timing.median})
+            for name, timing in found.timings.items()
+        }
+        return found.model_copy(update={"timings": {**wide, "compile": wide["eager"]}} if wide else {})
+
+    def profile(self, program: Program | None, counters: int = 0) -> Profile:
+        found = super().profile(program, counters)
+        told = {"suggestion": "fuse them (predicted 1.98x: saves 5 ms of 10 ms)"}
+        return found.model_copy(update=told)
+
+
+def test_a_figure_of_a_disturbed_machine_is_said_to_be_doubtful_and_by_how_much(tmp_path: Path) -> None:
+    plans = [plan(one=[step("rows", ["mul"])])]
+
+    def verdicts(message: str) -> Answer:
+        return judged("optimise" if "correct 1.2" in message else "next")
+
+    _, sent, _ = run(tmp_path / "a", plans=plans, programs=improving, verdicts=verdicts, bench=Disturbed())
+    told = (
+        "- **doubtful**: its median is known to ±15% only, that of compile is known to ±15% only; over the best stock"
+    )
+    assert told in of(sent, "verifier")[0]
+    assert told in of(sent, "coder")[1]
+    _, steady, _ = run(tmp_path / "b", plans=plans, programs=improving, verdicts=verdicts)
+    assert not any("doubtful**" in one.message for one in steady)
+
+
+def test_a_profile_of_other_calls_is_said_to_be_doubtful_and_predicts_no_gain(tmp_path: Path) -> None:
+    plans = [plan(one=[step("rows", ["mul"])]), plan(two=[step("other", ["mul"])])]
+    _, sent, _ = run(tmp_path, plans=plans, programs=improving, bench=Disturbed())
+    first, again = of(sent, "planner")
+    assert "doubtful" not in first
+    assert "fuse them (predicted 1.98x" in first
+    verifier = of(sent, "verifier")[0]
+    assert "this profile is doubtful: its calls took 10 ms, the evaluation timed 6.67 ms (1.5x as long)" in verifier
+    for message in (verifier, again.partition("## The best program so far")[2]):
+        assert "First: fuse them\n" in message
 
 
 def test_a_run_that_is_cut_after_any_reply_asks_nothing_twice(tmp_path: Path) -> None:

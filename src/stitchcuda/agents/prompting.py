@@ -22,9 +22,12 @@ from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.agents.references import References
 from stitchcuda.agents.roles import CodeRequest, PlanRequest, Room, VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.evaluation.steadiness import doubt
+from stitchcuda.profiling.agreement import agreement
 from stitchcuda.profiling.compare import compare
-from stitchcuda.profiling.digest import changes
+from stitchcuda.profiling.digest import changes, without_gain
 from stitchcuda.profiling.digest import digest as digest_of
+from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import MANIFEST, Program
 from stitchcuda.task.model import TensorFacts
 
@@ -70,13 +73,14 @@ def planner_prompt(request: PlanRequest) -> Prompt:
         facts=request.facts,
         device=request.device,
         profile=request.profile,
+        disagreement=_disagreement(request),
         **_standing(request),
         room=request.room,
         attempts=request.attempts,
         ideas=request.ideas[-IDEAS_SHOWN:],
         program=request.best,
         limit=PLANNED_LIMIT,
-        program_profile=digest_of(request.best_profile).rstrip() if request.best_profile else "",
+        program_profile=_digest(request.best_profile, request.best_seconds),
         references=request.references,
         source_limit=SOURCE_LIMIT if request.best is None else SHORT_SOURCE,
     )
@@ -148,13 +152,13 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         limit=20_000,
         evaluation=request.evaluation,
         log=_log(request.evaluation),
-        profile=digest_of(request.profile).rstrip() if request.profile else "",
+        profile=_digest(request.profile, _timed(request.evaluation)),
         unprofiled=request.unprofiled,
         start=request.start,
         said=request.program.notes,
         parent=request.parent,
         difference=_difference(request),
-        start_profile=digest_of(request.start_profile).rstrip() if request.start_profile else "",
+        start_profile=_digest(request.start_profile, 0.0),
         same_as=request.same_as,
         changes=_changes(request),
         **_standing(request),
@@ -174,6 +178,22 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         cite=request.references is not None,
     )
     return Prompt(instructions, message)
+
+
+def _digest(profile: Profile | None, timed_seconds: float) -> str:
+    return digest_of(profile, timed_seconds=timed_seconds).rstrip() if profile is not None else ""
+
+
+def _timed(evaluation: Evaluation) -> float:
+    """Seconds of the Program's median call; 0 where it was not timed."""
+    timing = evaluation.timings.get("program")
+    return timing.median if timing is not None else 0.0
+
+
+def _disagreement(request: PlanRequest) -> str:
+    """Why the reference's Profile is doubtful; '' where it is not."""
+    agreed = agreement(request.profile, request.baselines.get("eager", 0.0))
+    return agreed.sentence if agreed is not None else ""
 
 
 def _difference(request: VerifyRequest) -> str:
@@ -215,7 +235,8 @@ def _changes(request: VerifyRequest) -> str:
     """What a Program's Profile shows beside the reference's; '' without both."""
     if request.profile is None or request.reference_profile is None:
         return ""
-    return changes(compare(request.reference_profile, request.profile)).rstrip()
+    unit = "launches" if request.task.target.kind == "cuda" else "operator calls"
+    return changes(compare(request.reference_profile, request.profile), unit=unit).rstrip()
 
 
 def judge_prompt(request: VerifyRequest) -> Prompt:
@@ -230,6 +251,7 @@ def judge_prompt(request: VerifyRequest) -> Prompt:
         evaluation=request.evaluation,
         log=_log(request.evaluation),
         profile=profile,
+        disagreement="",
         counters=profile.counters if profile else [],
         selected=frozenset(COUNTERS),
         source_limit=SOURCE_LIMIT,
@@ -299,6 +321,8 @@ def _environment() -> Environment:
         fit=lambda text, limit: _quoted(fit(text, limit)),
         isa=_isa,
         room=_room,
+        doubt=doubt,
+        without_gain=without_gain,
         listing=_listing,
         language=_language,
     )
