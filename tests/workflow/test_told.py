@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,91 @@ def test_a_reply_whose_parts_disagree_may_be_corrected_by_edits_of_it(tmp_path: 
     assert result.over_best == 1.2
     assert "import math" in (folder.path / "programs" / "001" / "program.py").read_text()
     assert len(of(sent, "coder")) == 2
+
+
+def beside_each_other(message: str) -> Answer:
+    """Two drafts of one idea, and another idea, each with a second program."""
+    if "Idea: other." in message:
+        return wrote("correct 1.1", said="Columns instead.")
+    if "to be made faster" in message:
+        return wrote("correct 1.25" if "correct 1.2\n" in message else "correct 1.35", said="Wider loads.")
+    return wrote("correct 1.3" if "draft 2 of 2" in message else "correct 1.2", said="Rows stay in the cache.")
+
+
+def test_a_coder_sees_what_its_siblings_did_in_earlier_rounds_and_nothing_of_its_own_round(tmp_path: Path) -> None:
+    plans = [plan(rows=[step("rows", ["mul"])], other=[step("columns", ["mul"], fusion="one kernel")])]
+
+    def verdicts(message: str) -> Answer:
+        first = any(f"```python\n# correct {speed}\n" in message for speed in (1.2, 1.3))
+        return judged("optimise" if first else "next", "bytes")
+
+    # Numbers of programs that are written side by side come in any order.
+    _, sent, _ = run(tmp_path, plans=plans, programs=beside_each_other, verdicts=verdicts, drafts=2, parallel=8)
+    drafts = [message for message in of(sent, "coder") if "to be made faster" not in message]
+    later = [message for message in of(sent, "coder") if "to be made faster" in message]
+    assert len(drafts) == 4
+    assert all("What was tried" not in message for message in drafts)
+    assert len(later) == 2
+    for message in later:
+        told = message.partition("## What was tried")[2]
+        assert re.search(
+            r'- program \d, draft 1, "rows": correct, 6.67 ms, 1.20x over the best stock option. '
+            r"It did: Rows stay in the cache. bytes\n",
+            told,
+        )
+        assert re.search(r'draft 2, "rows": correct, 6.15 ms, 1.30x', told)
+        assert re.search(r'of another idea, "other": correct, 7.27 ms, 1.10x .* It did: Columns instead', told)
+        assert "1.35x" not in message
+        assert "1.25x" not in message
+
+
+def flat(message: str) -> Answer:
+    """The first step gains, the second does not, and gives the same files twice."""
+    if "more rows" in message or "Step 2 of 2" in message:
+        return wrote("correct 1.21")
+    return wrote("correct 1.2")
+
+
+def test_the_planner_sees_which_steps_gave_nothing_and_how_its_predictions_came_out(tmp_path: Path) -> None:
+    steps = [step("one pass over rows", ["mul", "add"], gain=3.0), step("SIMD exponentials", ["exp", "add"], gain=2.0)]
+    plans = [plan(one=steps), plan(two=[step("a polynomial exp", ["add", "exp"])])]
+    _, sent, _ = run(tmp_path, plans=plans, programs=flat)
+    first, again = of(sent, "planner")
+    assert "gave nothing" not in first
+    assert "as predicted" not in first
+    futile = again.partition("## Steps that gave nothing")[2]
+    assert '- "SIMD exponentials" (vectors on exp, add), program 2: 1.01x of what it started from at best\n' in futile
+    assert '"one pass over rows" (' not in futile
+    told = '"one pass over rows" 3.00x, 1.50x (program 1); "SIMD exponentials" 2.00x, 1.01x (program 2). In the median'
+    assert f"Gains as predicted and as measured: {told} 1.99x as much was predicted as came" in again
+    assert (
+        "- predicted gain: 3.00x for the whole program; measured: 1.50x of what it started from"
+        in of(sent, "verifier")[0]
+    )
+    alike = next(message for message in of(sent, "coder") if "a polynomial exp" in message)
+    assert "1.20x over" in alike
+    assert '- program 2 of another idea, "one": correct, 6.61 ms, 1.21x over' in alike
+
+
+def test_equal_files_are_measured_once_and_every_role_is_told(tmp_path: Path) -> None:
+    steps = [step("one pass over rows", ["mul"]), step("SIMD", ["exp"])]
+    plans = [plan(one=steps), plan(two=[step("more rows", ["add"])])]
+    bench = ToyBench()
+    _, sent, _ = run(tmp_path, plans=plans, programs=flat, bench=bench)
+    assert bench.asked.count("evaluate screen correct 1.21") == 1
+    assert "its files are those of program 2" in of(sent, "verifier")[2]
+    third = plan(three=[step("further", ["mul"])])
+    _, sent, _ = run(tmp_path / "b", plans=[*plans, third], programs=flat)
+    again = ", the files of program 2 again, not measured anew"
+    assert again in of(sent, "planner")[2]
+    assert again in of(sent, "coder")[-1]
+
+
+def test_what_is_told_of_attempts_is_not_journaled_with_them(tmp_path: Path) -> None:
+    _, _, folder = run(tmp_path, plans=[plan(one=[step("rows", ["mul"])])], programs=flat)
+    noted = [record.data["attempt"] for record in read_records(folder.path / NAME)[0] if record.kind == "attempt"]
+    names = {"number", "idea", "step", "status", "speedup", "over_best", "diagnosis", "suggestion"}
+    assert [set(attempt) for attempt in noted] == [names]
 
 
 class Disturbed(ToyBench):

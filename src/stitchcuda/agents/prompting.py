@@ -17,10 +17,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from stitchcuda.agents.difference import difference
 from stitchcuda.agents.feedback import Route
 from stitchcuda.agents.fingerprint import digest
+from stitchcuda.agents.memory import beside, calibration, futile, measured, outcomes
 from stitchcuda.agents.metrics24 import COUNTERS
 from stitchcuda.agents.plan import Step, TensorContract
 from stitchcuda.agents.references import References
-from stitchcuda.agents.roles import CodeRequest, PlanRequest, Room, VerifyRequest
+from stitchcuda.agents.roles import Attempt, CodeRequest, PlanRequest, Room, VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.evaluation.steadiness import doubt
 from stitchcuda.profiling.agreement import agreement
@@ -37,6 +38,10 @@ PROGRAM_LIMIT = 32_000
 """Characters of a program that are shown."""
 PLANNED_LIMIT = 16_000
 """Characters of the best program that a Planner is shown."""
+FUTILE_SHOWN, OUTCOMES_SHOWN = 6, 4
+"""Steps that gave nothing, and predictions beside what came, the latest."""
+TRIES_SHOWN, OTHERS_SHOWN = 6, 2
+"""Earlier tries on an idea or its like that a Coder is told of, and programs of other ideas."""
 DIFFERENCE_LIMIT = 2_400
 """Characters of what changed between two programs."""
 IDEAS_SHOWN = 12
@@ -77,6 +82,9 @@ def planner_prompt(request: PlanRequest) -> Prompt:
         **_standing(request),
         room=request.room,
         attempts=request.attempts,
+        futile=futile(request.tried)[-FUTILE_SHOWN:],
+        outcomes=outcomes(request.tried)[-OUTCOMES_SHOWN:],
+        calibration=calibration(outcomes(request.tried)),
         ideas=request.ideas[-IDEAS_SHOWN:],
         program=request.best,
         limit=PLANNED_LIMIT,
@@ -113,7 +121,8 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         outdone=request.outdone,
         log=_log(evaluation),
         feedback=request.feedback,
-        attempts=request.attempts,
+        tries=_tries(request, purpose),
+        measured=measured(request.tried, request.idea, request.step),
         techniques=techniques(request.step, request.task.target.kind),
         references=request.references,
         source_limit=_source_room(shown, request.references),
@@ -158,6 +167,7 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         said=request.program.notes,
         parent=request.parent,
         difference=_difference(request),
+        measured=request.gain,
         start_profile=_digest(request.start_profile, 0.0),
         same_as=request.same_as,
         changes=_changes(request),
@@ -178,6 +188,15 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         cite=request.references is not None,
     )
     return Prompt(instructions, message)
+
+
+def _tries(request: CodeRequest, purpose: Purpose) -> list[Attempt]:
+    """What the Coder is told of earlier tries; a draft is told of the other drafts apart."""
+    others = request.others.values() if purpose == "draft" else []
+    known = {other.number for other in others if other is not None}
+    tried = request.tried or request.attempts
+    near = beside(tried, request.idea, request.step, limit=TRIES_SHOWN, besides=OTHERS_SHOWN)
+    return [attempt for attempt in near if attempt.number not in known]
 
 
 def _digest(profile: Profile | None, timed_seconds: float) -> str:

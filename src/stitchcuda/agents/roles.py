@@ -35,6 +35,17 @@ class Attempt(BaseModel):
     diagnosis: str = ""
     suggestion: str = ""
 
+    # What follows from other effects is not journaled again.
+    draft: int = Field(default=0, exclude=True, description="0, 1, ...: which draft of the idea")
+    planned: Step | None = Field(default=None, exclude=True, description="the step that it worked on")
+    did: str = Field(default="", exclude=True, description="what its author says of it")
+    seconds: float = Field(default=0.0, exclude=True, description="its median call; 0: not timed")
+    gain: float | None = Field(default=None, exclude=True, description="over what the step started from")
+    within: tuple[float, float] | None = Field(
+        default=None, exclude=True, description="between what over_best lies, where the figure is doubtful"
+    )
+    same_as: int | None = Field(default=None, exclude=True, description="the first program with the same files")
+
 
 class Room(BaseModel):
     """What is left of the run's budget; None where nothing bounds it."""
@@ -59,6 +70,7 @@ class PlanRequest(BaseModel):
     profile: Profile = Field(description="of the reference")
     baselines: dict[str, float] = Field(description="median seconds by baseline")
     attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
+    tried: list[Attempt] = Field(default_factory=list, description="every attempt so far")
     ideas: list[Attempt] = Field(default_factory=list, description="of every idea tried, its best attempt")
     best: Program | None = Field(default=None, description="the best program so far, from which new ideas start")
     best_number: int | None = Field(default=None, description="its number")
@@ -97,6 +109,7 @@ class CodeRequest(BaseModel):
     )
     may_refuse: bool = Field(default=False, description="NO GAIN and a reason is an answer, too")
     attempts: list[Attempt] = Field(default_factory=list)
+    tried: list[Attempt] = Field(default_factory=list, description="every attempt of earlier rounds and of this turn")
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
     best_number: int | None = Field(default=None, description="number of the run's best program so far")
     best_speedup: float = Field(default=0.0, description="its over_best")
@@ -115,6 +128,7 @@ class VerifyRequest(BaseModel):
     step: Step
     program: Program
     evaluation: Evaluation
+    gain: float | None = Field(default=None, description="of a correct program, over what its step started from")
     profile: Profile | None = Field(default=None, description="of a correct program")
     reference_profile: Profile | None = None
     unprofiled: str = Field(default="", description="why a correct program has no profile")

@@ -232,6 +232,7 @@ class Machine:
             profile=self.reference,
             baselines=self.stock,
             attempts=shown(self.attempts),
+            tried=list(self.attempts),
             ideas=best_of_ideas(self.attempts),
             best=best.program if best else None,
             best_number=best.number if best else None,

@@ -17,6 +17,7 @@ from typing import Any
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, NoGain, Room, VerifyRequest
 from stitchcuda.errors import BudgetExceeded, ProgramError
+from stitchcuda.evaluation.steadiness import doubt, speedup_interval
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
@@ -212,6 +213,7 @@ class Turn:
             outdone=branch.outdone,
             may_refuse=shared.may_refuse,
             attempts=shown(self._attempts()),
+            tried=self._attempts(),
             **self._standing(),
         )
         request = shared.instruments.informed(self.lane, request, self._say_state)
@@ -294,7 +296,21 @@ class Turn:
             status=evaluation.status if evaluation else status,
             speedup=evaluation.speedup.get("eager") if evaluation else None,
             over_best=evaluation.speedup.get("over_best") if evaluation else None,
+            draft=self.branch.draft,
+            planned=self.branch.step,
+            did=trial.program.notes if trial and not self.branch.idea.by_recipes else "",
+            seconds=trial.seconds if trial else 0.0,
+            gain=self._gain(trial) if trial else None,
+            within=speedup_interval(evaluation) if evaluation and doubt(evaluation) else None,
+            same_as=trial.same_as if trial else None,
         )
+
+    def _gain(self, trial: Trial) -> float | None:
+        """Of a correct program over the one that its step started from, or over eager."""
+        begun = self.branch.begun
+        if not trial.evaluation.passed:
+            return None
+        return trial.score / begun.score if begun and begun.score else trial.evaluation.speedup.get("eager")
 
     def _ask_verifier(self, trial: Trial, attempt: Attempt) -> Judged:
         shared, branch = self.shared, self.branch
@@ -306,6 +322,7 @@ class Turn:
             step=branch.step,
             program=trial.program,
             evaluation=trial.evaluation,
+            gain=attempt.gain,
             profile=trial.profile,
             reference_profile=shared.reference,
             unprofiled=trial.unprofiled,
