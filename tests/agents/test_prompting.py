@@ -278,8 +278,11 @@ def test_prompts_for_a_cpu_use_no_word_of_gpus() -> None:
         verifier_prompt(verify_request(**plain, evaluation=evaluation("wrong_output")), ["retry", "replan"]),
     ]
     everything = "".join(prompt.instructions + prompt.message for prompt in prompts)
+    assert "2 cores (so many OpenMP threads), 32 MiB last-level cache" in everything
+    assert "SIMD vectors of 512 bits, 16 float32 each; instruction sets avx2, fma, avx512f" in everything
     everything += json.dumps([Plan.model_json_schema(), Feedback.model_json_schema()])
     words = r"(?i)cuda|__half|tf32|\bSMs?\b|warp|occupancy|\bHBM\b|tensor core|pinned|launch config|wrong stream|graph"
+    words += r"|shared memory|\blaunch(?:es)?\b|\bthe device\b|\bblock size\b|in own kernels"
     assert re.findall(words, everything) == []
 
 

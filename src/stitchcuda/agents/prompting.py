@@ -30,7 +30,7 @@ from stitchcuda.profiling.digest import changes, without_gain
 from stitchcuda.profiling.digest import digest as digest_of
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import MANIFEST, Program
-from stitchcuda.task.model import TensorFacts
+from stitchcuda.task.model import Precision, TensorFacts
 
 SOURCE_LIMIT = 24_000
 """Characters of a task's source that are shown."""
@@ -338,7 +338,7 @@ def _environment() -> Environment:
         short=_short,
         quoted=lambda text: _quoted(text.replace(_KEPT_NEWLINE, " ")),
         fit=lambda text, limit: _quoted(fit(text, limit)),
-        isa=_isa,
+        simd=_simd,
         room=_room,
         doubt=doubt,
         without_gain=without_gain,
@@ -406,8 +406,18 @@ def _short(text: str, limit: int) -> str:
     return flat if len(flat) <= limit else flat[: limit - 1] + "…"
 
 
-def _isa(features: list[str]) -> str:
-    return ", ".join(name for name in features if re.match(r"(avx|fma|sse4|amx|neon|sve|asimd|f16c)", name))
+_WIDTHS = (("avx512f", 512), ("avx2", 256), ("avx", 256), ("neon", 128), ("asimd", 128), ("sse4_2", 128))
+"""Bits of a vector register by instruction set, the widest first."""
+
+
+def _simd(features: list[str], precision: Precision) -> str:
+    """The width of vectors, and the instruction sets that help a precision class."""
+    sets = [name for name in features if re.match(r"(avx|fma|sse4|amx|neon|sve|asimd|f16c)", name)]
+    if precision in ("fp32", "tf32"):
+        sets = [name for name in sets if not re.search(r"amx|bf16|fp16|vnni|f16c", name)]
+    bits = next((bits for name, bits in _WIDTHS if name in features), 0)
+    width = f"SIMD vectors of {bits} bits, {bits // 32} float32 each; " if bits else ""
+    return f"{width}instruction sets {', '.join(sets) or 'unknown'}"
 
 
 def _seconds(value: float) -> str:
