@@ -44,7 +44,10 @@ def test_every_role_knows_what_to_beat_the_best_so_far_and_the_budget_that_is_le
     first, second = of(sent, "coder")[:2]
     assert "best program so far: none yet" in first
     assert "best program so far: program 1, 6.67 ms a call, 1.20x over the fastest stock option" in second
-    assert "best program so far: program 2, 5.33 ms a call, 1.50x over" in of(sent, "planner")[1]
+    assert (
+        "best program so far: program 2, 5.33 ms a call, 1.50x over the fastest stock option as timed beside it (8 ms)"
+        in of(sent, "planner")[1]
+    )
     first_plan, again = of(sent, "planner")
     assert "Left of the budget: 4 programs (repairs apart), 60 min, 200k tokens, $2.00, 1 further plan." in first_plan
     assert "Left of the budget: 2 programs (repairs apart)" in again
@@ -130,11 +133,13 @@ def test_a_step_that_builds_on_a_program_may_edit_it(tmp_path: Path) -> None:
 def test_a_reply_whose_parts_disagree_may_be_corrected_by_edits_of_it(tmp_path: Path) -> None:
     bare = "# correct 1.2\nfrom bindings import rows\nclass ModelNew:\n    pass\n"
     edit = "<<<<<<< SEARCH\nfrom bindings import rows\n=======\nimport math\n>>>>>>> REPLACE"
-    answers = iter([text(FORM.format(source=bare)), text(f"### program.py\n```\n{edit}\n```\n")])
+    whole = f"Rows stay in the cache.\n\n{FORM.format(source=bare)}"
+    answers = iter([text(whole), text(f"No launcher is needed.\n\n### program.py\n```\n{edit}\n```\n")])
     result, sent, folder = run(tmp_path, plans=[plan(one=[step("rows", ["mul"])])], programs=lambda _: next(answers))
     assert result.over_best == 1.2
     assert "import math" in (folder.path / "programs" / "001" / "program.py").read_text()
     assert len(of(sent, "coder")) == 2
+    assert "Its author says: Rows stay in the cache. No launcher is needed.\n" in of(sent, "verifier")[0]
 
 
 def beside_each_other(message: str) -> Answer:
@@ -187,7 +192,7 @@ def test_the_planner_sees_which_steps_gave_nothing_and_how_its_predictions_came_
     first, again = of(sent, "planner")
     assert "gave nothing" not in first
     assert "as predicted" not in first
-    futile = again.partition("## Steps that gave nothing")[2]
+    futile = again.partition("## Steps that gave nothing so far")[2]
     assert '- "SIMD exponentials" (vectors on exp, add), program 2: 1.01x of what it started from at best\n' in futile
     assert '"one pass over rows" (' not in futile
     told = '"one pass over rows" 3.00x, 1.50x (program 1); "SIMD exponentials" 2.00x, 1.01x (program 2). In the median'

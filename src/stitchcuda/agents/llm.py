@@ -121,6 +121,8 @@ class _Reader:
         self._request = request
         self._bases = [base]
         """What edits may be of: the program that was shown, and before it the files of the last reply."""
+        self._said = ""
+        """What came with those files."""
 
     def read(self, text: str) -> Program | str:
         """The Program, or why there is none. Raises ValueError with what is wrong, Amendable where edits will do."""
@@ -134,8 +136,9 @@ class _Reader:
             check_native_side(program, self._request.task.target.kind)
         except ProgramError as error:
             self._bases = [program, self._bases[-1]]
+            self._said = explanation(f"{self._said}\n{text}")
             raise Amendable(str(error)) from None
-        return program.model_copy(update={"notes": explanation(text)})
+        return program.model_copy(update={"notes": explanation(f"{self._said}\n{text}")})
 
     def _files(self, text: str) -> Program:
         for base in self._bases[:-1]:
