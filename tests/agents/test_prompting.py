@@ -19,13 +19,13 @@ from stitchcuda.agents.prompting import (
     PROGRAM_LIMIT,
     Prompt,
     coder_prompt,
-    fit,
     planner_prompt,
     techniques,
     verifier_prompt,
 )
 from stitchcuda.agents.reading import read_program
 from stitchcuda.agents.references import References
+from stitchcuda.agents.rendering import fit
 from stitchcuda.agents.roles import Attempt
 from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN
 from stitchcuda.knowledge.model import Passage

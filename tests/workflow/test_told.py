@@ -107,9 +107,9 @@ def test_the_verifier_sees_what_the_coder_says_and_what_it_changed(tmp_path: Pat
     steps = [step("rows", ["mul"]), step("more", ["add"])]
     _, sent, _ = run(tmp_path, plans=[plan(one=steps)], programs=programs)
     first, repaired, second = of(sent, "verifier")
-    assert "Its author says: Rows stay in the cache.\n" in first
+    assert "Its author says (a claim): Rows stay in the cache.\n" in first
     assert "What changed" not in first
-    assert "Its author says: The bound of the loop was wrong.\n" in repaired
+    assert "Its author says (a claim): The bound of the loop was wrong.\n" in repaired
     assert "## What changed from program 1\n" in repaired
     assert "-# wrong 1\n+# correct 1.2\n" in repaired
     assert "## What changed from program 2\n" in second
@@ -139,7 +139,7 @@ def test_a_reply_whose_parts_disagree_may_be_corrected_by_edits_of_it(tmp_path: 
     assert result.over_best == 1.2
     assert "import math" in (folder.path / "programs" / "001" / "program.py").read_text()
     assert len(of(sent, "coder")) == 2
-    assert "Its author says: Rows stay in the cache. No launcher is needed.\n" in of(sent, "verifier")[0]
+    assert "Its author says (a claim): Rows stay in the cache. No launcher is needed.\n" in of(sent, "verifier")[0]
 
 
 def beside_each_other(message: str) -> Answer:
