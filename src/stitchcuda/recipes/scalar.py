@@ -47,6 +47,9 @@ STORAGE: dict[torch.dtype, str] = {
 NARROW = (torch.float16, torch.bfloat16)
 """Element types that are computed in float."""
 
+WRAPPING = (torch.int8, torch.uint8, torch.int16)
+"""Element types that are computed in 32 bits: every result is taken back to its own range."""
+
 Reduction = Literal["sum", "max", "min"]
 
 
@@ -188,6 +191,12 @@ class Expressions:
         """The value of one element of a node that ``is_pointwise`` accepts."""
         out = tensor(node)
         assert out is not None
+        value = self._computed(node, out)
+        if out.dtype not in WRAPPING or value.source is not None:
+            return value
+        return apply(f"{{T}}(static_cast<{STORAGE[out.dtype]}>({{0}}))", CTYPES[out.dtype], value)
+
+    def _computed(self, node: fx.Node, out: torch.Tensor) -> Value:
         ctype = CTYPES[out.dtype]
         name = op_name(node)
         args = node.args
