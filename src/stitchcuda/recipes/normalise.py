@@ -77,6 +77,7 @@ def normalise(captured: Captured) -> None:
     graph = captured.graph
     captured.mode_matters = any(_is_modal(node) for node in graph.nodes)
     _drop_checks(graph)
+    _expand_broadcasts(graph)
     _functionalise(captured)
     _drop_noops(graph)
     _canonical_batch_norm(graph)
@@ -135,6 +136,16 @@ def _drop_checks(graph: fx.Graph) -> None:
         text = str(node.target)
         if node.op == "call_function" and ("_assert" in text or "sym_constrain" in text) and not node.users:
             graph.erase_node(node)
+
+
+def _expand_broadcasts(graph: fx.Graph) -> None:
+    """Each result of ``broadcast_tensors`` as the view of one tensor that it is: storage is followed by views."""
+    for node in list(graph.nodes):
+        first = node.args[0] if node.target is operator.getitem else None
+        value = tensor(node)
+        if isinstance(first, fx.Node) and op_name(first) == "broadcast_tensors" and value is not None:
+            source = first.args[0][node.args[1]]  # type: ignore[index]
+            node.target, node.args = aten.expand.default, (source, list(value.shape))
 
 
 def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
