@@ -22,7 +22,7 @@ CASES: dict[str, tuple[str, list[tuple[int, ...]]]] = {
     "huber": ("return F.smooth_l1_loss(a, b), F.smooth_l1_loss(a, b, beta=0.3), F.huber_loss(a, b, delta=0.7)", PAIR),
     "divergence": (
         "p, q = torch.sigmoid(a), torch.sigmoid(b)\nz = F.kl_div(torch.log(p), torch.relu(b), reduction='batchmean')\n"
-        "return z, F.kl_div(p.log(), q.log(), log_target=True)",
+        "return z, F.kl_div(p.log(), q.log(), log_target=True, reduction='sum')",
         PAIR,
     ),
     "logits": ("return F.binary_cross_entropy_with_logits(a, torch.sigmoid(b)), F.soft_margin_loss(a, b)", PAIR),

@@ -6,6 +6,8 @@ in an order of their own, and no total is added by an atomic operation.
 
 from __future__ import annotations
 
+import re
+
 from stitchcuda.recipes.emit_cpu import decode
 from stitchcuda.recipes.emit_cuda import COMBINE, INITIAL, THREADS, Printer, Rows
 from stitchcuda.recipes.full_kernel import IDENTITY, FullKernel
@@ -110,32 +112,50 @@ def _tiles(full: FullKernel, multiprocessors: int) -> tuple[Blocks, list[str]]:
     number = "uint32_t" if packs + count * THREADS < 2**32 else "uint64_t"
     suffix = "u" if number == "uint32_t" else "ull"
 
-    def one(pack: str) -> list[str]:
+    packed = [buffer for buffer in kernel.buffers if printer.packed(buffer)]
+
+    def place(pack: str) -> list[str]:
         lines = [f"const {number} pack = {pack};"]
         lines.append(f"const {printer.index} column = pack % {per_run}{suffix} * {printer.width}u;")
         if kernel.outer:
             lines.append(f"const {number} row = pack / {per_run}{suffix};")
-        lines += decode("row", kernel.outer, number) + printer.row_pointers()
-        lines += [printer.element(v).replace("(column + j)", "column") for v in kernel.order if kernel.is_row(v)]
-        for buffer in kernel.buffers:
-            lines += printer.fetch(buffer)
+        return lines + decode("row", kernel.outer, number) + printer.row_pointers()
+
+    def reduced() -> list[str]:
+        lines = [printer.element(v).replace("(column + j)", "column") for v in kernel.order if kernel.is_row(v)]
         lines += ["#pragma unroll", f"for (int j = 0; j < {printer.width}; ++j) {{"]
         lines += [f"  {printer.element(value)}" for value in kernel.pass_values(0, set())]
-        for i, (kind, term) in enumerate(zip(full.kinds, full.terms, strict=True)):
+        for i, (kind, term) in _terms(full):
             lines.append("  " + COMBINE[kind].replace("{a}", f"some{i}").replace("{t}", printer.names[id(term)]))
         return [*lines, "}"]
+
+    def pack_of(storage: str) -> str:
+        return f"own::Pack<{storage}, {printer.width}>"
 
     start = [f"{t.ctype} some{i} = {INITIAL[k].replace('{T}', t.ctype)};" for i, (k, t) in _terms(full)]
     join = [COMBINE[k].replace("{a}", f"whole{i}").replace("{t}", f"some{i}") for i, (k, _) in _terms(full)]
     body = []
     if tiles:
-        body += [f"for ({number} tile = blockIdx.x; tile < {tiles}{suffix}; tile += {count}) {{", *_in(start)]
-        body += ["#pragma unroll", f"  for (int part = 0; part < {unroll}; ++part) {{"]
-        body += [*_in(one(f"tile * {tile}{suffix} + part * {THREADS} + threadIdx.x"), 2), "  }", *_in(join), "}"]
+        body.append(f"for ({number} tile = blockIdx.x; tile < {tiles}{suffix}; tile += {count}) {{")
+        here = place(f"tile * {tile}{suffix} + part * {THREADS} + threadIdx.x")
+        each = ["#pragma unroll", f"for (int part = 0; part < {unroll}; ++part) {{"]
+        ahead = [f"{pack_of(b.storage)} ahead_{b.name}[{unroll}];" for b in packed]
+        loads_ahead = [
+            f"ahead_{b.name}[part] = *reinterpret_cast<const {pack_of(b.storage)}*>(row_{b.name} + column);"
+            for b in packed
+        ]
+        taken = [f"const {pack_of(b.storage)} p_{b.name} = ahead_{b.name}[part];" for b in packed]
+        # All loads first: branches in the arithmetic would keep them apart.
+        if packed:
+            body += _in([*ahead, *each, *_in([*_needed(here, loads_ahead), *loads_ahead]), "}"])
+        inside = [*taken, *reduced()]
+        body += _in([*start, *each, *_in([*_needed(here, inside), *inside]), "}", *join])
+        body.append("}")
     if tiles * tile < packs:
         first = f"{tiles * tile}{suffix} + blockIdx.x * {THREADS}u + threadIdx.x"
         body.append(f"for ({number} rest = {first}; rest < {packs}{suffix}; rest += {count * THREADS}u) {{")
-        body += [*_in(start), *_in(one("rest")), *_in(join), "}"]
+        inside = [*(line for buffer in packed for line in printer.fetch(buffer)), *reduced()]
+        body += [*_in([*start, *_needed(place("rest"), inside), *inside, *join]), "}"]
     return Blocks(full, count, THREADS), body
 
 
@@ -170,6 +190,18 @@ class _FullRows(Rows):
 
 def _terms(full: FullKernel) -> list[tuple[int, tuple[Reduction, Value]]]:
     return list(enumerate(zip(full.kinds, full.terms, strict=True)))
+
+
+def _needed(declarations: list[str], users: list[str]) -> list[str]:
+    """The declarations that ``users``, or later ones that are needed, read: compilers warn of others."""
+    kept: list[str] = []
+    words = set(re.findall(r"\w+", " ".join(users)))
+    for line in reversed(declarations):
+        name, _, value = line.partition(" = ")
+        if name.split()[-1] in words:
+            kept.insert(0, line)
+            words |= set(re.findall(r"\w+", value))
+    return kept
 
 
 def _in(lines: list[str], levels: int = 1) -> list[str]:
