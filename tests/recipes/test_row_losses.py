@@ -61,9 +61,8 @@ def test_the_emulated_kernel_computes_what_eager_does(
 
 def test_a_block_takes_several_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stitchcuda.recipes.full_cuda.RESIDENT", 64)
-    task = make_task(
-        model_source("return F.kl_div(F.log_softmax(a, -1), b.exp(), reduction='sum')", [(7, 1500)] * 2), "cuda"
-    )
+    forward = "return F.kl_div(F.log_softmax(a, -1), b.exp(), reduction='sum')"
+    task = make_task(model_source(forward, [(7, 1500), (7, 1500)]), "cuda")
     program = emulated(task, RECIPES, tmp_path, monkeypatch, multiprocessors=1, calls=2)
     (text,) = [text for path, text in program.files.items() if path.endswith(".cu")]
     assert "block_reduce" in text
