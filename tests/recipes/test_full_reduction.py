@@ -113,14 +113,3 @@ def test_what_others_read_is_written_by_them(cache: Path) -> None:
     program = written(task, RECIPES)
     assert program.manifest is not None
     assert_accurate(task, program, cache, floor=6e-7)
-
-
-def test_tensors_that_were_broadcast_are_not_overwritten(cache: Path) -> None:
-    forward = "x, y = torch.broadcast_tensors(a, b)\nreturn torch.relu(x) * 2"
-    task = make_task(model_source(forward, [(5, 7), (7,)]))
-    with loaded(written(task, ["pointwise"]), task, cache) as module, torch.no_grad():
-        _, new, reference = twins(module, task)
-        inputs = reference.inputs(seed=1)
-        kept = [value.clone() for value in inputs]
-        new(*inputs)
-        assert all(torch.equal(value, before) for value, before in zip(inputs, kept, strict=True))

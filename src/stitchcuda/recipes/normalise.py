@@ -165,7 +165,20 @@ def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         )
         if shares and isinstance(first, fx.Node):
             roots[node] = roots[_shared(node, first)]
+        elif not shares and node.meta.get("call") is None:
+            roots[node] = next((roots[source] for source in node.all_input_nodes if _overlap(node, source)), node)
     return roots
+
+
+def _overlap(node: fx.Node, source: fx.Node) -> bool:
+    """They lay in one storage when the reference was read: operators return views that their names do not tell of."""
+    return bool(_storages(node) & _storages(source))
+
+
+def _storages(node: fx.Node) -> set[int]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return {each.untyped_storage()._cdata for each in values if isinstance(each, torch.Tensor)}
 
 
 def _is_joined(node: fx.Node) -> bool:
@@ -175,8 +188,10 @@ def _is_joined(node: fx.Node) -> bool:
 def _shared(node: fx.Node, first: fx.Node) -> fx.Node:
     """What a view is a view of: for a launcher's result the argument it was written to, or itself."""
     call = first.meta.get("call")
-    if call is None or node.target is not operator.getitem:
+    if node.target is not operator.getitem:
         return first
+    if call is None:
+        return next((source for source in first.all_input_nodes if _overlap(node, source)), first)
     index = getattr(call.results[int(str(node.args[1]))], "index", None)
     if index is None:
         return node
@@ -220,6 +235,7 @@ def _functionalise(captured: Captured) -> None:
         if any(alias not in descends for alias in later):
             continue
         node.target = overload
+        node.meta["val"] = value.new_empty_strided(tuple(value.shape), tuple(value.stride()))  # in memory of its own
         for user in list(target.users):
             if order[user] > order[node]:
                 user.replace_input_with(target, node)
