@@ -199,6 +199,16 @@ MEMORY_BOUND: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
         "return F.relu(self.norm(a)).mean([1, 2, 3, 4])",
         [(64, 24, 22, 30, 30)],
     ),
+    "group_norm_pool": (
+        "self.norm = nn.GroupNorm(16, 64)\nself.scale = nn.Parameter(torch.randn(64, 1, 1))",
+        "return torch.clamp(F.max_pool2d(self.norm(a + 3) * self.scale, 4), 0.0, 1.0)",
+        [(64, 64, 126, 126)],
+    ),
+    "group_norm_pool of instances": (
+        "self.norm = nn.InstanceNorm2d(24)",
+        "return F.avg_pool2d(self.norm(a * 5 + 50), 3)",
+        [(64, 24, 189, 200)],
+    ),
     "softmax_pool": (
         "self.conv = nn.Conv3d(3, 16, 3)",
         "return F.max_pool3d(F.max_pool3d(torch.softmax(self.conv(a), 1), 2), 2)",
