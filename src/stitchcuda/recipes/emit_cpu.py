@@ -29,6 +29,8 @@ def emit_cpu(kernel: Kernel) -> str:
 
 
 class Printer:
+    """The statements of a kernel's runs, pass by pass."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.names = {id(value): f"v{i}" for i, value in enumerate(kernel.order)}
@@ -215,6 +217,7 @@ def offset(buffer: Buffer, ctype: str) -> str:
 
 
 def row_pointer(buffer: Buffer) -> str:
+    """The definition of where a run starts in a buffer, from the indices that ``decode`` defines."""
     const = "const " if buffer.role == "input" else ""
     start = f"{buffer.name} + {offset(buffer, 'int64_t')}"
     if buffer.storage == "bool":

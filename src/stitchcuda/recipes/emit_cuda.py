@@ -36,6 +36,8 @@ class Shape:
 
 
 class Printer:
+    """What kernels with and without rows have in common: names, packs and pointers."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.width = kernel.vector
@@ -154,7 +156,7 @@ class Elements(Printer):
 
 
 class Rows(Printer):
-    """Reductions over the inner dimension, one row after another in no order."""
+    """Reductions over the inner dimension."""
 
     def __init__(self, kernel: Kernel) -> None:
         super().__init__(kernel)
