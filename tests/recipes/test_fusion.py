@@ -236,3 +236,26 @@ def test_memory_of_inputs_and_earlier_results_is_never_overwritten(cache: Path) 
         for value, copy, expected in zip(kept, first, model(a), strict=True):
             assert torch.equal(value, copy)
             torch.testing.assert_close(value, expected)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "torch.broadcast_tensors(a, b)[0]",
+        "a.broadcast_to((5, 7))",
+        "a.moveaxis(0, 1)",
+        "a.reshape_as(b)",
+        "torch.atleast_3d(a)",
+        "torch.einsum('ij->ji', a)",
+        "torch.meshgrid((a + 1)[0, :1], b[0], indexing='ij')[1]",
+        "a.mH",
+    ],
+)
+def test_inputs_are_not_overwritten_through_views_of_any_name(cache: Path, view: str) -> None:
+    task = make_task(model_source(f"return torch.relu({view}) * 2", [(5, 7), (5, 7)]))
+    with loaded(written(task, FUSION), task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        inputs = reference.inputs(seed=1)
+        kept = [value.clone() for value in inputs]
+        torch.testing.assert_close(new(*inputs), model(*kept))
+        assert all(torch.equal(value, before) for value, before in zip(inputs, kept, strict=True))

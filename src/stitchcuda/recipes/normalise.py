@@ -77,6 +77,7 @@ def normalise(captured: Captured) -> None:
     graph = captured.graph
     captured.mode_matters = any(_is_modal(node) for node in graph.nodes)
     _drop_checks(graph)
+    _expand_broadcasts(graph)
     _functionalise(captured)
     _drop_noops(graph)
     _canonical_batch_norm(graph)
@@ -137,6 +138,16 @@ def _drop_checks(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def _expand_broadcasts(graph: fx.Graph) -> None:
+    """Each result of ``broadcast_tensors`` as the view of one tensor that it is: storage is followed by views."""
+    for node in list(graph.nodes):
+        first = node.args[0] if node.target is operator.getitem else None
+        value = tensor(node)
+        if isinstance(first, fx.Node) and op_name(first) == "broadcast_tensors" and value is not None:
+            source = first.args[0][node.args[1]]  # type: ignore[index]
+            node.target, node.args = aten.expand.default, (source, list(value.shape))
+
+
 def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node the node whose storage its result may share: itself for a fresh result."""
     roots: dict[fx.Node, fx.Node] = {}
@@ -154,7 +165,20 @@ def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         )
         if shares and isinstance(first, fx.Node):
             roots[node] = roots[_shared(node, first)]
+        elif not shares and node.meta.get("call") is None:
+            roots[node] = next((roots[source] for source in node.all_input_nodes if _overlap(node, source)), node)
     return roots
+
+
+def _overlap(node: fx.Node, source: fx.Node) -> bool:
+    """They lay in one storage when the reference was read: operators return views that their names do not tell of."""
+    return bool(_storages(node) & _storages(source))
+
+
+def _storages(node: fx.Node) -> set[int]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return {each.untyped_storage()._cdata for each in values if isinstance(each, torch.Tensor)}
 
 
 def _is_joined(node: fx.Node) -> bool:
@@ -164,8 +188,10 @@ def _is_joined(node: fx.Node) -> bool:
 def _shared(node: fx.Node, first: fx.Node) -> fx.Node:
     """What a view is a view of: for a launcher's result the argument it was written to, or itself."""
     call = first.meta.get("call")
-    if call is None or node.target is not operator.getitem:
+    if node.target is not operator.getitem:
         return first
+    if call is None:
+        return next((source for source in first.all_input_nodes if _overlap(node, source)), first)
     index = getattr(call.results[int(str(node.args[1]))], "index", None)
     if index is None:
         return node
@@ -209,6 +235,7 @@ def _functionalise(captured: Captured) -> None:
         if any(alias not in descends for alias in later):
             continue
         node.target = overload
+        node.meta["val"] = value.new_empty_strided(tuple(value.shape), tuple(value.stride()))  # in memory of its own
         for user in list(target.users):
             if order[user] > order[node]:
                 user.replace_input_with(target, node)
