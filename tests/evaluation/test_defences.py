@@ -86,6 +86,42 @@ return y"""
     assert "late_write" in [finding.rule for finding in evaluation.findings]
 
 
+SLOW = make_task("""
+import time
+class Model(nn.Module):
+    def forward(self, x):
+        time.sleep(0.03)
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(256, 64)]
+def get_init_inputs():
+    return []
+""")
+
+INTO_THE_BUFFER = """
+import sys, threading, time
+runner = sys.modules["stitchcuda_runner"].Runner
+plain = runner.export
+def export(self, outputs, with_state):
+    plain(self, outputs, with_state)
+    shared = self.data["outputs"][: outputs.numel() * 4].view(torch.float32)
+    answer = torch.relu(self.inputs.values[0]).reshape(-1)
+    threading.Thread(target=lambda: (time.sleep(0.01), shared.copy_(answer))).start()
+runner.export = export
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x)
+"""
+
+
+def test_what_is_written_while_the_oracle_computes_is_not_judged(judge: Judge) -> None:
+    """The answer comes into the shared buffer after the export, before the reference's is known."""
+    settings = QUICK.model_copy(update={"late_share": 0.0, "held_outputs": 0})
+    evaluation = judge(SLOW, INTO_THE_BUFFER, settings=settings)
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "all zeros" in evaluation.message
+
+
 DEFERRED = """
 import sys
 def slow(tensor):

@@ -11,10 +11,11 @@ import time
 from typing import TYPE_CHECKING
 
 from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation.exchange import pool_size
 from stitchcuda.evaluation.integrity.census import census_findings
 from stitchcuda.evaluation.model import Finding, Layer
 from stitchcuda.evaluation.runner_client import Failure
-from stitchcuda.evaluation.session import Session, pool_size
+from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.timing import (
     Sample,
     TimingPlan,

@@ -5,16 +5,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import secrets
-import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation import wire
+from stitchcuda.evaluation.exchange import exchange
 from stitchcuda.evaluation.oracle_client import OracleClient
+from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.runner_client import Failure, RunnerClient, Subject
 from stitchcuda.evaluation.schedule import Strata
 from stitchcuda.evaluation.timing import Sample
@@ -30,53 +30,6 @@ KEPT_CALLS, KEPT_SHARE = 3, 1 / 8
 
 KEPT_BYTES = 1 << 30
 """Larger outputs are not kept beyond the first."""
-
-OWN_PROCESSES = 2
-"""Under a leash: the init of its namespace, and the runner."""
-
-
-def pool_size() -> int:
-    """Threads that a call may use on cpu: what OpenMP is told, or one for each core."""
-    return int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or len(os.sched_getaffinity(0))
-
-
-def asleep_for(handed: float, spent: float, delayed: tuple[float | None, float | None]) -> float:
-    """Of the ``handed`` seconds that a command took, how many the runner neither ran (``spent``, processor time of all
-    its threads) nor was ready to run (``delayed``: waits for a core, its own and the supervisor's, before and after).
-    One that copies inputs or outputs has no time to sleep; one for which another process computes them has. 0 where
-    the kernel does not tell of waits.
-    """
-    before, after = delayed
-    if before is None or after is None:
-        return 0.0
-    # The waits of threads that have ended since are gone from the sum.
-    return max(0.0, handed - max(spent, 0.0) - max(after - before, 0.0))
-
-
-class Planes:
-    """How data reaches runners on this machine: the confinement level and whether device memory can be shared.
-    Found out once, by trying, and kept for the process's life."""
-
-    level = "full"
-    ipc = True
-    proven: ClassVar[set[tuple[str, bool]]] = set()
-    """Kinds of device, and whether trusted, on which a runner has come up so: a later failure is not for these."""
-    lock = threading.Lock()
-
-    @classmethod
-    def step_down(cls, level: str, ipc: bool, *, trusted: bool, kind: str) -> bool:
-        """Give up one thing, unless another session has done so since ``level`` and ``ipc`` were read; False when
-        there is nothing left to give up. Trusted runners are not confined: for them only sharing can be at fault."""
-        with cls.lock:
-            if (cls.level, cls.ipc) != (level, ipc):
-                return True
-            if not trusted and level != sandbox.LEVELS[-1]:
-                cls.level = sandbox.LEVELS[sandbox.LEVELS.index(level) + 1]
-            elif ipc and kind == "cuda":
-                cls.ipc, cls.level = False, "full"
-            else:
-                return False
-            return True
 
 
 class Session:
@@ -104,6 +57,8 @@ class Session:
         """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
         self.processes = 0
+        self.rested = (-1, 0.0)
+        """Commands and processor time up to the end of the last exchange"""
         self.kept = 0
         """Outputs of timed calls that the runner keeps"""
         self.kept_late = False
@@ -320,7 +275,7 @@ class Session:
         case = self.plan["cases"][0]
         filled = self.oracle.ask("fill", call=number, label=f"control{number}", case=case, sessions=[self.number])
         flags, patience = wire.CONTROL, self.settings.load_timeout_s
-        self.controls.append(self._exchange(number, filled["seed"], flags, wire.INPUTS_OUT, patience))
+        self.controls.append(exchange(self, number, filled["seed"], flags, wire.INPUTS_OUT, patience))
         self.oracle.ask("answer", call=number)
 
     def cost_without_program(self) -> tuple[float, float]:
@@ -348,7 +303,17 @@ class Session:
         hold = hold or keep
         flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL)
         out = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
-        sample = self._exchange(call, seed, flags, out, timeout_s, reuse=reuse, pause=pause)
+        sample = exchange(
+            self,
+            call,
+            seed,
+            flags,
+            out,
+            timeout_s,
+            reuse=reuse,
+            pause=pause,
+            checked=not (timed and self.subject.trusted),
+        )
         self.held += hold
         self.calls += 1
         if not self.subject.trusted:
@@ -374,60 +339,6 @@ class Session:
         for kind, value in (told if isinstance(told, dict) else {}).items():
             if value and kind not in self.told:
                 self.told[str(kind)] = ", ".join(map(str, value))[:300] if isinstance(value, list) else str(value)[:300]
-
-    def _exchange(
-        self,
-        call: int,
-        seed: int,
-        flags: int,
-        out: int,
-        timeout_s: float,
-        *,
-        reuse: bool = False,
-        pause: float = 0.0,
-    ) -> Sample:
-        runner = self.live
-        patience = self.settings.load_timeout_s
-        if self.settings.defences and not self.subject.trusted:
-            runner.ask(Op.SETTLE, timeout_s=patience)
-        spent = [self._spent()]
-        delayed = [self._delayed()]
-        began = time.monotonic()
-        self.oracle.ask("hand", session=self.number, call=call)
-        taking = wire.FLUSH | (wire.REUSE if reuse else 0)
-        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
-        asleep = asleep_for(runner.handed, self._spent() - spent[0], (delayed[0], self._delayed()))
-        idle = self._wait(pause) if pause else 0.0
-        spent.append(self._spent())
-        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
-        handed = runner.handed
-        spent.append(self._spent())
-        delayed.append(self._delayed())
-        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
-        total = time.monotonic() - began - pause
-        spent.append(self._spent())
-        asleep += asleep_for(runner.handed, spent[3] - spent[2], (delayed[1], self._delayed()))
-        wall = reply.wall_ns * 1e-9
-        beyond = max(0.0, spent[2] - spent[1] - pool_size() * wall)
-        outside = spent[1] - spent[0] + beyond + spent[3] - spent[2] + asleep if self.watching else None
-        inside = spent[2] - spent[1] if self.watching else None
-        return Sample(wall, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside, inside)
-
-    def _spent(self) -> float:
-        """Processor time of the runner so far, where that is looked at."""
-        return self.live.cpu_seconds(anew=self.thorough) if self.watching else 0.0
-
-    def _delayed(self) -> float | None:
-        """How long the runner's threads and this one have waited for a core so far, where that is looked at."""
-        return self.live.delayed_seconds() if self.watching else None
-
-    def _wait(self, seconds: float) -> float:
-        """Wait; the share of one core that the runner used in the second half of that."""
-        time.sleep(seconds / 2)
-        before, began = self.live.cpu_seconds(anew=True), time.monotonic()
-        time.sleep(seconds / 2)
-        self.processes = len(sandbox.descendants(self.live.process.pid)) - OWN_PROCESSES
-        return (self.live.cpu_seconds() - before) / (time.monotonic() - began)
 
     def look_again(self, call: int) -> str:
         """Read the last outputs once more after a while; in a sentence, how they have changed since."""
