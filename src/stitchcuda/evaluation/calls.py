@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 Check = Callable[[dict[str, Any], bool], None]
 """Takes the oracle's verdict on a call of a Program, and whether it was checked in full; raises Failure to end."""
 
-RELATED = ("permuted", "probe")
-RELATED_SHARE = 0.25
-"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements;
-beside one of each that every batch has."""
+VARIED = ("signed", "permuted", "probe")
+VARIED_SHARE = 0.25
+"""Share of the timed calls whose inputs are not drawn as the Task draws them: with random signs, in which low precision
+shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
+"""
+
+DEEP_SHARE = 1 / 3
+"""Share of the timed calls on the Task's own distribution that are compared with fp64, as the first ones are."""
 
 QUICK_S = 0.05
 """Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
@@ -117,6 +121,8 @@ class Calls:
                 state=state,
                 inputs=not session.subject.trusted,
                 again=again,
+                timed=timed,
+                deep=timed and self._deep(session, family),
             )
             if again and verdict["ok"]:
                 late = session.look_again(number)
@@ -140,6 +146,11 @@ class Calls:
         if session.subject.trusted or not settings.defences:
             return False
         return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
+
+    def _deep(self, session: Session, family: str) -> bool:
+        """Whether to compare a timed call with fp64."""
+        own = family in ("", "permuted")
+        return own and self.settings.defences and session.drawn("deep", DEEP_SHARE)
 
     def warm_up(
         self,
@@ -222,8 +233,8 @@ class Calls:
         wary = programs and self.settings.defences
         surely = plan.least * len(cases)
         turn = random.randint(1, max(1, surely - 1)) if wary else -1
-        made = related(surely, len(cases), turn, RELATED) if wary else {}
-        share, family = RELATED_SHARE * (1 if len(cases) == 1 else 2), ""
+        made = related(surely, len(cases), turn, VARIED) if wary else {}
+        share, family = VARIED_SHARE * (1 if len(cases) == 1 else 2), ""
         for index in range(plan.calls * len(cases)):
             if index >= surely and time.monotonic() - began > plan.seconds:
                 break
@@ -235,7 +246,7 @@ class Calls:
             free = index != turn and index + 1 not in made and follows(index, len(cases)) and family != "probe"
             family = made.get(index, "")
             if wary and free and not family and random.random() < share:
-                family = random.choice(RELATED)
+                family = random.choice(VARIED)
             for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:

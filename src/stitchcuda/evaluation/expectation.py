@@ -282,6 +282,11 @@ class Expectation:
         self.exact_note = "eager"
         return None
 
+    @property
+    def exact_at_once(self) -> bool:
+        """Whether fp64 was computed on the Task's device, for a whole batch, the last time."""
+        return self.exact_note == "fp64" and self.exact_pieces == 1 and not self.stochastic
+
     def _exact(self, inputs: list[Any], device: str) -> Result:
         if self.exact_model is None or self.exact_device != device:
             self.exact_device = device

@@ -14,6 +14,7 @@ import torch
 
 from stitchcuda.evaluation import buffers, layout, wire
 from stitchcuda.evaluation.judging import Round, refusal
+from stitchcuda.evaluation.levels import Levels
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 """What a description that a runner has made up raises; too deep a recursion is a RuntimeError."""
@@ -61,6 +62,7 @@ class Session:
     """The last outputs checked, where they are to be read again"""
     answers: list[torch.Tensor] = field(default_factory=list)
     """The reference's outputs of the call before, where they are small."""
+    levels: Levels = field(default_factory=Levels)
     weighed: int = 0
     """Changes of weights since which a call was checked."""
 

@@ -309,7 +309,12 @@ class Oracle:
                 names.append(f"state:{name}")
                 values.append(state[name])
                 expected.append(after[name])
-        verdict = self.judge.judge(this, names, values, expected, full=m["full"])
+        # In some of the timed calls too, where fp64 costs no more than a few calls.
+        deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
+        verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep))
+        if verdict.get("full") and verdict.get("reference") == "fp64":
+            for each in verdict["outputs"]:
+                session.levels.add(this, each["output"], each["relative_norm"], each["budget"], timed=m["timed"])
         if not verdict["ok"] and not self.expectation.stochastic:
             layer, why = diagnosis.explain(self.judge, this, names, values, expected, session.answers, self.weights)
             if not why and session.weighed < self.reweighed:
@@ -332,6 +337,11 @@ class Oracle:
         told = {"missing_state": missing, "changed_inputs": session.changed, "families": families}
         told |= {"trivial": self.trivial or [], "family": this.family}
         return {"layer": "numerics"} | verdict | told
+
+    def levels(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Whether a session's timed calls err much more than its first."""
+        message = self.sessions[m["session"]].levels.risen()
+        return {"message": message}
 
     def answer(self, m: dict[str, Any]) -> dict[str, Any]:
         """What a check costs, for a call without a Program: nothing comes of it."""

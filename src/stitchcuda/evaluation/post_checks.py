@@ -70,13 +70,16 @@ Samples = list[tuple[str, Sample]]
 
 def finish(trial: Trial, session: Session) -> None:
     """After the timed calls of an open session of the Program: the clocks agree, nothing is done in a pause, the runner
-    has seen no tricks, kept outputs are unchanged.
+    has seen no tricks, timed calls are as accurate as others, kept outputs are unchanged.
 
     Raises Failure when not, unless the settings are exhaustive, and when the Program does not come through.
     """
     _clock(trial, session)
     _pauses(trial, session)
     _told(trial, session)
+    risen = trial.evaluator.oracle.ask("levels", session=session.number)["message"]
+    if risen:
+        trial.refuse(Failure("wrong_output", risen, rule="rough_when_timed", layer="numerics"))
     try:
         session.check_held()
     except Failure as failure:
