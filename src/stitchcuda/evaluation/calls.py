@@ -129,7 +129,7 @@ class Calls:
                 if late:
                     verdict |= {"ok": False, "message": late, "rule": "late_write", "layer": "memory"}
             if timed and session.beside is not None:
-                session.beside.exchange_without_program()
+                session.beside.exchange_without_program(case)
             session.missing_state.update(verdict["missing_state"])
             if session.subject.trusted and not verdict["ok"]:
                 session.note = f"not within the error budget: {verdict['message'][:200]}"

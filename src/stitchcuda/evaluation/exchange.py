@@ -48,9 +48,10 @@ def exchange(
     reuse: bool = False,
     pause: float = 0.0,
     checked: bool = True,
+    form: int = 0,
 ) -> Sample:
     """One exchange. ``flags`` are the call's, ``out`` the export's; ``checked``: what it exports is going to be judged,
-    so it is copied at once.
+    so it is copied at once; ``form``: without a Program, the input case as which the answer is formed.
 
     Processor time outside the call counts from the end of the exchange before, if nothing was asked in between: while
     the oracle works a runner has nothing to do.
@@ -70,7 +71,7 @@ def exchange(
     asleep = asleep_for(runner.handed, _spent(session) - spent[0], (delayed[0], _delayed(session)))
     idle = _wait(session, pause) if pause else 0.0
     spent.append(_spent(session))
-    reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
+    reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags, argument=form)
     handed = runner.handed
     spent.append(_spent(session))
     delayed.append(_delayed(session))

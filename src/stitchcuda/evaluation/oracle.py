@@ -72,7 +72,7 @@ class Oracle:
         self.battery_file = Path(m["battery"]) if m.get("battery") else None
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
         inputs = outputs = before = 0
-        self.form: dict[str, Any] = {}
+        self.forms: list[dict[str, Any]] = []
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -83,7 +83,7 @@ class Oracle:
             self._rebuildable(result, "output")
             inputs = max(inputs, layout.needed(values))
             outputs = max(outputs, layout.needed({"out": result, "state": after}))
-            self.form = self.form or layout.pack(result, NOWHERE, keep_strides=True)
+            self.forms.append(layout.pack(result, NOWHERE, keep_strides=True))
         entries = [tensor for _, _, tensor in self.expectation.state_entries()]
         state = max(layout.needed(entries), layout.needed(self.expectation.init_inputs))
         work = self.expectation.work(self.expectation.reference.inputs(4, self.cases[0]))
@@ -94,7 +94,7 @@ class Oracle:
             "inputs": inputs,
             "outputs": outputs,
             "state": state,
-            "descriptions": (1 << 16) + 1024 * (len(entries) + len(self.form["tensors"])),
+            "descriptions": (1 << 16) + 1024 * (len(entries) + sum(len(form["tensors"]) for form in self.forms)),
             "cases": self.cases,
             "weights": self.expectation.reference.weights(),
             "families": len(FAMILIES),
@@ -157,7 +157,7 @@ class Oracle:
             "watch": self.expectation.watch,
             "flush_bytes": m["flush_bytes"],
             "handles": handles,
-            "answer": self.form,
+            "answers": self.forms,
         }
         self._sync()
         wire.put_text(session.view, arena, "setup", json.dumps(setup))

@@ -314,19 +314,19 @@ class Runner:
         plain = [tensor for tensor in tensors if type(tensor) is self.torch.Tensor]
         return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
 
-    def control(self, *_: Any) -> Any:
-        """Memory of the form that answers have, with nothing in it."""
-        answer, device = self.setup["answer"], self.config["kind"]
+    def control(self, form: int) -> Any:
+        """Memory of the form that the answers to an input case have, with nothing in it."""
+        answer, device = self.setup["answers"][form], self.config["kind"]
         tensors = [
             self.torch.empty_strided(e["shape"], e["strides"], dtype=self.layout.dtype_of(e["dtype"]), device=device)
             for e in answer["tensors"]
         ]
         return self.layout.rebuild(answer["structure"], tensors)
 
-    def run_call(self, flags: int) -> tuple[int, int]:
-        """One call; wall and device nanoseconds."""
+    def run_call(self, flags: int, form: int) -> tuple[int, int]:
+        """One call, or with ``CONTROL`` an answer of a ``form`` alone; wall and device nanoseconds."""
         torch, inputs = self.torch, self.inputs.values
-        call = self.control if flags & wire.CONTROL else self.call
+        call = (lambda *_: self.control(form)) if flags & wire.CONTROL else self.call
         assert call is not None
         self.poison.allocated(bool(flags & wire.FILL))
         clock = time.perf_counter_ns
@@ -434,7 +434,7 @@ class Runner:
         elif op == Op.INPUTS:
             self.take_inputs(command.flags, command.argument)
         elif op == Op.CALL:
-            return self.run_call(command.flags)
+            return self.run_call(command.flags, command.argument)
         elif op == Op.EXPORT:
             self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
             if command.flags & wire.INPUTS_OUT:

@@ -45,13 +45,13 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.samples: list[tuple[str, Sample]] = []
         self.noop = 0.0
-        self.control_total = 0.0
-        self.control_outside = 0.0
+        self.costs: dict[str, tuple[float, float]] = {}
+        """By input case, what an exchange costs without a Program: see ``cost_without_program``"""
         self.watching = self.kind == "cpu" and self.settings.defences and not subject.trusted
         """Whether the processor time of exchanges is looked at."""
         self.beside: Session | None = None
         """A process that no Program has been in, whose exchanges are timed between this one's"""
-        self.controls: list[Sample] = []
+        self.controls: dict[str, list[Sample]] = {}
         self._strata: dict[tuple[str, float], Strata] = {}
         self.thorough = False
         """Whether processes that have come since are looked for every time."""
@@ -255,33 +255,38 @@ class Session:
         self.samples = []
 
     def control(self) -> None:
-        """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by. The first
-        does not count, since it does everything for the first time."""
+        """Exchanges as for a call of each input case, but without a Program, which is not there yet: what its clock is
+        gated by. The first of each does not count, since it does everything for the first time."""
         # What these cost beside others' work is more than what they cost alone, as timed calls are.
         alone = self.evaluator.gate.hold("clock") if self.evaluator.crowded else contextlib.nullcontext()
         with alone:
-            for _ in range(1 + self.settings.control_calls):
-                self.exchange_without_program()
-        del self.controls[0]
-        self.control_total, self.control_outside = self.cost_without_program()
+            for case in self.plan["cases"]:
+                for _ in range(1 + self.settings.control_calls):
+                    self.exchange_without_program(case)
+                del self.controls[str(case)][0]
+        self.costs = self.cost_without_program()
 
     def drawn(self, what: str, share: float) -> bool:
         """Whether the next call gets something that a share of this session's calls get."""
         return self._strata.setdefault((what, share), Strata(share))()
 
-    def exchange_without_program(self) -> None:
+    def exchange_without_program(self, case: str | None) -> None:
         """One such exchange, with all that the oracle does between calls; kept in ``controls``."""
         number = self.evaluator.calls.number_call()
-        case = self.plan["cases"][0]
         filled = self.oracle.ask("fill", call=number, label=f"control{number}", case=case, sessions=[self.number])
         flags, patience = wire.CONTROL, self.settings.load_timeout_s
-        self.controls.append(exchange(self, number, filled["seed"], flags, wire.INPUTS_OUT, patience))
+        form = self.plan["cases"].index(case)
+        sample = exchange(self, number, filled["seed"], flags, wire.INPUTS_OUT, patience, form=form)
+        self.controls.setdefault(str(case), []).append(sample)
         self.oracle.ask("answer", call=number)
 
-    def cost_without_program(self) -> tuple[float, float]:
-        """By those exchanges: seconds of the shortest, and the median of their processor time."""
-        spent = sorted(sample.outside or 0.0 for sample in self.controls)
-        return min(sample.total for sample in self.controls), spent[len(spent) // 2]
+    def cost_without_program(self) -> dict[str, tuple[float, float]]:
+        """By those exchanges, for each input case: seconds of the shortest, and the median of their processor time."""
+        costs = {}
+        for case, samples in self.controls.items():
+            spent = sorted(sample.outside or 0.0 for sample in samples)
+            costs[case] = min(sample.total for sample in samples), spent[len(spent) // 2]
+        return costs
 
     def call(
         self,
