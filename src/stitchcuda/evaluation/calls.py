@@ -40,6 +40,14 @@ def ignore(verdict: dict[str, Any], full: bool) -> None:
     """A Check that ends nothing."""
 
 
+def _give_up(session: Session, failure: Failure) -> None:
+    """Close a stock option that has failed, which is left out from then on; raise a Program's failure."""
+    if not session.subject.trusted:
+        raise failure
+    session.failure = failure
+    session.close()
+
+
 class Calls:
     """The calls of one Evaluator's sessions."""
 
@@ -104,10 +112,7 @@ class Calls:
                     pause=pause,
                 )
             except Failure as failure:
-                if not session.subject.trusted:
-                    raise
-                session.failure = failure
-                session.close()
+                _give_up(session, failure)
                 continue
             if timed and session.subject.trusted:
                 played.append((session, sample, {}))
@@ -261,10 +266,7 @@ class Calls:
             try:
                 session.reweigh(seed)
             except Failure as failure:
-                if not session.subject.trusted:
-                    raise
-                session.failure = failure
-                session.close()
+                _give_up(session, failure)
                 continue
             if not session.subject.trusted and session.calls:
                 for case in self.plan["cases"]:

@@ -271,3 +271,23 @@ def slowed(trial: Trial, stock: list[Session], beside: dict[str, Samples]) -> di
         evidence = f"{names} ran much slower beside the Program than after its end; the times after it count"
         trial.note(Finding(rule="slows_others", severity="flag", evidence=evidence, layer="clocks"))
     return alone
+
+
+def failed_beside(trial: Trial, plan: TimingPlan) -> dict[str, Samples]:
+    """The stock options that have failed beside the Program, each started once more now that it has ended: timed calls
+    of those that do not fail alone, by name, which count, and a flag. Nobody gains by making others fail."""
+    stocks, counted = trial.evaluator.stocks, {}
+    for name in sorted(trial.failed_stock):
+        session = stocks.alone(name, plan)
+        if session.failure is None:
+            counted[name] = session.samples
+            trial.notes[name] = session.note
+        else:
+            trial.notes[name] = f"by itself too: {session.failure.sentence}"
+        if stocks.held.get(name) is not session:
+            trial.evaluator.close_all([session])
+    trial.failed_stock -= set(counted)
+    if counted:
+        evidence = f"{', '.join(counted)} failed beside the Program and not after its end; the times after it count"
+        trial.note(Finding(rule="fails_others", severity="flag", evidence=evidence, layer="clocks"))
+    return counted
