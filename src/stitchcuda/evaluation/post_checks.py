@@ -46,8 +46,10 @@ PAUSED_UP_TO_S = 0.1
 
 TOLD: dict[str, tuple[str, Layer, str]] = {
     "lazy": ("lazy_output", "memory", "outputs may compute when they are read: {}"),
+    "waiting": ("work_outside_call", "memory", "work waits for a moment between calls: {}"),
     "patched": ("patched", "protocol", "the Program replaces functions that are not its own: {}"),
     "failing": ("kernel_fails", "census", "its own kernels ({}) refuse every call, something else computes the answer"),
+    "traced_only": ("traced_only", "census", "its own kernels ({}) are launched while it is traced, and not otherwise"),
     "moved": ("weight_mutation", "state", "a call changes the parameter {}, which the reference leaves as it was"),
 }
 """What a runner may say about its Program: rule, layer and sentence by kind."""

@@ -69,6 +69,7 @@ class Runner:
         self.buffers: Any = load_file("stitchcuda_buffers", here / "buffers.py")
         self.states: Any = load_file("stitchcuda_state", here / "state.py")
         self.poisons: Any = load_file("stitchcuda_poison", here / "poison.py")
+        self.launchers: Any = load_file("stitchcuda_launchers", here / "launchers.py")
         self.collect_path = here / "collect.py"
         self.config = config
         self.cuda = config["kind"] == "cuda"
@@ -91,7 +92,8 @@ class Runner:
         self.library: Any = None
         self.witness: Any = None
         self.patched: list[str] = []
-        self.counts: dict[str, list[int]] = {}
+        self.launched: set[str] | None = None
+        """The Program's launchers in all calls in which they were counted"""
 
     def report(self, value: Any) -> None:
         wire.put_text(self.view, self.arena, "report", json.dumps(value))
@@ -157,18 +159,12 @@ class Runner:
             inline: Any = load_file("stitchcuda_torch_inline", Path(__file__).with_name("torch_inline.py"))
             inline.install(folder / inline.FOLDER)
             if flags & wire.KNOCK_OUT:
-                self.knock_out(folder)
+                self.launchers.knock_out(load_file("bindings", folder / "bindings.py"))
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
         self.factory = factory
         self.construct(seed, on_device=self.config["kind"] != "cpu")
         assert isinstance(self.model, torch.nn.Module)
-
-    def knock_out(self, folder: Path) -> None:
-        """Put launchers that do nothing in place of the Program's, before it can take hold of them."""
-        bindings = load_file("bindings", folder / "bindings.py")
-        for name in [name for name in vars(bindings) if name.startswith("_c_")]:
-            setattr(bindings, name, lambda *_: 0)
 
     def construct(self, seed: int, *, on_device: bool = False) -> None:
         """Build the module; ``on_device`` draws the weights there where the source allows it, which is much faster
@@ -329,16 +325,18 @@ class Runner:
         call = (lambda *_: self.control(form)) if flags & wire.CONTROL else self.call
         assert call is not None
         self.poison.allocated(bool(flags & wire.FILL))
-        clock = time.perf_counter_ns
+        # What a container of the Program's own computes when it is gone through is a part of the call.
+        plain, clock = self.layout.plain, time.perf_counter_ns
         device = 0
-        with torch.no_grad():
+        look = self.launchers.counted(sys.modules.get("bindings")) if flags & wire.COUNT else contextlib.nullcontext()
+        with look as counts, torch.no_grad():
             if self.cuda:
                 start = torch.cuda.Event(enable_timing=True)
                 end = torch.cuda.Event(enable_timing=True)
                 torch.cuda.synchronize()
                 began = clock()
                 start.record()
-                outputs = call(*inputs)
+                outputs = plain(call(*inputs))
                 end.record()
                 torch.cuda.synchronize()
                 wall = clock() - began
@@ -350,10 +348,12 @@ class Runner:
                     raise RuntimeError(f"the call leaves CUDA error {left} behind, which nobody asked for: {words}")
             else:
                 began = clock()
-                outputs = call(*inputs)
+                outputs = plain(call(*inputs))
                 wall = clock() - began
         self.poison.freed(True)
         self.outputs = outputs
+        if counts is not None:
+            self.launched = self.launchers.launched(counts) | (self.launched or set())
         if flags & wire.FILL and self.witness is not None and not flags & wire.CONTROL:
             self.patched = self.witness.patched()
         if flags & wire.HOLD:
@@ -368,7 +368,7 @@ class Runner:
         if self.witness is not None:
             tensors: list[torch.Tensor] = []
             self.layout.describe(outputs, tensors)
-            told = {"lazy": self.witness.lazy(tensors), "patched": self.patched}
+            told = {"lazy": self.witness.lazy(tensors), "patched": self.patched, "waiting": self.witness.waiting()}
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
         if with_state and self.witness is not None:
@@ -378,41 +378,31 @@ class Runner:
         self.report(description)
 
     def trace(self, calls: int) -> None:
+        """A profiler's pass over the inputs last taken, and what it shows of the Program's launchers: those that refuse
+        every call, and those that are called here and not when nobody looks."""
         collect: Any = load_file("stitchcuda_collect", self.collect_path)
         bindings = sys.modules.get("bindings")
-        if bindings is not None:
-            bindings.PROFILE = True  # type: ignore[attr-defined]
-            self.count_launches(bindings)
         call, inputs = self.call, self.inputs.values
         assert call is not None
         traced: dict[str, Any] = {}
         error = ""
-        try:
-            with self.torch.no_grad():
+        with self.launchers.counted(bindings) as counts, self.torch.no_grad():
+            try:
+                if self.launched is None:
+                    call(*inputs)
+                    self.launched = self.launchers.launched(counts)
+                if bindings is not None:
+                    bindings.PROFILE = True  # type: ignore[attr-defined]
                 traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
-        except Exception as raised:
-            # What was seen before it counts all the same.
-            error = f"{type(raised).__name__}: {raised}"[:500]
-        told: dict[str, Any] = {"failing": [name for name, (good, bad) in self.counts.items() if bad and not good]}
+            except Exception as raised:
+                # What was seen before it counts all the same.
+                error = f"{type(raised).__name__}: {raised}"[:500]
+        told: dict[str, Any] = {"failing": self.launchers.failing(counts)}
+        if self.launched is not None:
+            told["traced_only"] = sorted(self.launchers.launched(counts) - self.launched)
         if self.witness is not None:
             told["patched"] = self.witness.patched()
         self.report(traced | {"told": told} | ({"error": error} if error else {}))
-
-    def count_launches(self, bindings: ModuleType) -> None:
-        """From now on, count for each launcher how often it said that all is well, and how often not."""
-
-        def counted(name: str, launch: Callable[..., int]) -> Callable[..., int]:
-            count = self.counts.setdefault(name, [0, 0])
-
-            def call(*arguments: Any) -> int:
-                code = launch(*arguments)
-                count[bool(code)] += 1
-                return code
-
-            return call
-
-        for name in [name for name in vars(bindings) if name.startswith("_c_")]:
-            setattr(bindings, name, counted(name.removeprefix("_c_"), getattr(bindings, name)))
 
     def obey(self, command: Command) -> tuple[int, int]:
         """Carry one command out; wall and device nanoseconds of the timed part."""
