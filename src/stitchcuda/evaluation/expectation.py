@@ -118,7 +118,7 @@ class Expectation:
         """Whether fp64 may go to host memory where the device's does not hold it, which can take minutes."""
         self.seeded = False
         self.origins: dict[str, str] = {}
-        """Fingerprints of what was perturbed under a seed, from before, by name."""
+        """Of what was perturbed under a seed, by name: see ``perturb_by_value``."""
         self.unmatched: set[str] = set()
         """Names whose values no Program of this evaluation has shown, by name or by value"""
         self.fixed: set[str] = set()
@@ -168,7 +168,7 @@ class Expectation:
 
     def reseed(self, seed: int, secret: int) -> None:
         """Rebuild the model under ``seed``, as a Program whose state does not match by name is, and perturb it by
-        ``secret`` such that equal tensors stay equal; what is ``unmatched`` stays as the constructor left it."""
+        ``secret``; what is ``unmatched`` stays as the constructor left it."""
         otherwise = self.pristine
         self.model = self._construct(seed, on_device=False)
         self.pristine = snapshot(self.model)
@@ -180,6 +180,12 @@ class Expectation:
         self.exact_model = None
         self.seeded = True
         self.leave(self.unmatched)
+
+    def alike(self) -> list[str]:
+        """Names of what a seed alone does not tell from something else: a Program with other names has to have these in
+        the reference's order."""
+        several = {origin.rpartition("#")[0] for origin in self.origins.values() if not origin.endswith("#0")}
+        return [name for name, origin in self.origins.items() if origin.rpartition("#")[0] in several]
 
     def leave(self, names: set[str]) -> list[str]:
         """Put pieces of state that a Program has nowhere, not under the name of a tied one either, back to what the

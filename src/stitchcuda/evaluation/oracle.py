@@ -319,6 +319,12 @@ class Oracle:
             layer, why = diagnosis.explain(self.judge, this, names, values, expected, session.answers, self.weights)
             if not why and session.weighed < self.reweighed:
                 layer, why = "state", diagnosis.CHANGED
+            alike = self.expectation.alike() if not why and self.expectation.seeded else []
+            if alike:
+                why = (
+                    f"{', '.join(alike[:6])} start with the same values as others: under other names "
+                    "they are told apart by their order, so keep the reference's"
+                )
             if why:
                 verdict |= {"layer": layer, "message": f"{verdict['message']}; {why}"}
         session.weighed = self.reweighed

@@ -242,7 +242,7 @@ class Runner:
         if open_:
             taken = {own.data_ptr() for own, _ in plan}
             wanted = [entry["origin"] for entry, _, _ in open_]
-            others = self.states.counterparts(self.states.named_state(self.model), wanted, taken)
+            others = self.states.shares(self.states.named_state(self.model), wanted, taken)
             for entry, tensor, _ in open_:
                 plan += [(own, tensor) for own in others[entry["origin"]]]
             unmatched = [entry["name"] for entry, _, _ in open_ if not others[entry["origin"]]]
