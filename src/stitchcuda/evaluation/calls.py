@@ -167,9 +167,9 @@ class Calls:
         label: str = "check",
     ) -> None:
         """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are
-        held, and all its full checks but the first are on families of inputs; where ``full`` asks for some of these,
-        the others follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which
-        families a Program meets must not depend on what else the machine does."""
+        held, of each case, and all its full checks but the first are on families of inputs; where ``full`` asks for
+        some of these, the others follow while ``family_seconds`` last, and on cpu in any case where the reference is
+        quick: which families a Program meets must not depend on what else the machine does."""
         cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
         families = program and settings.defences
         quick = (
@@ -181,7 +181,8 @@ class Calls:
             began = time.monotonic()
             most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
             certain = range(max(full, settings.warmup_calls))
-            held = random.sample(certain, min(self.held_calls(), len(certain))) if program and case == cases[0] else []
+            kept = (self.held_calls() if case == cases[0] else min(1, self.held_calls())) if program else 0
+            held = random.sample(certain, min(kept, len(certain)))
             for index in range(max(most, settings.warmup_calls)):
                 wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
                 late = index >= full and not quick and time.monotonic() - began > settings.family_seconds

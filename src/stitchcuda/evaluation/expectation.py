@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -39,6 +40,9 @@ LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 
 PIECES = (4, 16)
 """Where fp64 does not fit the device at once: parts of the batch, where rows do not depend on each other."""
+
+EXACT_SECONDS = 0.5
+"""Where fp64 takes longer than this, only the first calls are compared with it."""
 
 INDEPENDENT = 1e-4
 """Relative difference up to which eager on a part of the batch gives the same rows as eager on all of it."""
@@ -114,6 +118,8 @@ class Expectation:
         self.exact_device = self.device
         self.exact_pieces = 1
         self.exact_note = "fp64"
+        self.exact_seconds = 0.0
+        """Of the last answer in fp64"""
         self.exact_on_host = True
         """Whether fp64 may go to host memory where the device's does not hold it, which can take minutes."""
         self.seeded = False
@@ -266,6 +272,7 @@ class Expectation:
         pieces = [count for count in (1, *PIECES) if count >= self.exact_pieces]
         ways = [(self.exact_device, count) for count in pieces]
         hopeless: set[str] = set()
+        began = time.monotonic()
         for device, count in ways + ([("cpu", 1)] if self.exact_on_host and self.exact_device != "cpu" else []):
             if device in hopeless:
                 continue
@@ -282,6 +289,9 @@ class Expectation:
                     hopeless.add(device)
                 _forget_frames(error)
                 continue
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.exact_seconds = time.monotonic() - began
             self.exact_pieces = count
             self.exact_note = "fp64" if device == self.device else "fp64 on the host"
             return result
@@ -290,8 +300,9 @@ class Expectation:
 
     @property
     def exact_at_once(self) -> bool:
-        """Whether fp64 was computed on the Task's device, for a whole batch, the last time."""
-        return self.exact_note == "fp64" and self.exact_pieces == 1 and not self.stochastic
+        """Whether fp64 was computed on the Task's device, for a whole batch, the last time, and did not take long."""
+        quick = self.exact_seconds <= EXACT_SECONDS
+        return quick and self.exact_note == "fp64" and self.exact_pieces == 1 and not self.stochastic
 
     def _exact(self, inputs: list[Any], device: str) -> Result:
         if self.exact_model is None or self.exact_device != device:

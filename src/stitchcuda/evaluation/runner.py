@@ -85,8 +85,8 @@ class Runner:
         """CallInputs, once attached"""
         self.outputs: Any = None
         self.held: list[Any] = []
-        self.watch: list[tuple[str, torch.Tensor]] = []
-        self.saved: list[torch.Tensor] = []
+        held_state: Any = load_file("stitchcuda_held_state", here / "held_state.py")
+        self.kept: Any = held_state.HeldState(self.states, self.layout, config["kind"])
         self.flush_buffer: torch.Tensor | None = None
         self.poison: Any = None
         self.library: Any = None
@@ -136,7 +136,8 @@ class Runner:
         self.inputs = call_inputs.CallInputs(self.layout, self.data["inputs"], place, guard=self.config["defences"])
         if self.config["defences"] and self.config["subject"] == "program":
             candour: Any = load_file("stitchcuda_candour", Path(__file__).with_name("candour.py"))
-            self.witness = candour.Witness((wire, self.layout, self.states, type(self), type(self.inputs)))
+            own = (wire, self.layout, self.states, self.launchers, type(self), type(self.inputs), type(self.kept))
+            self.witness = candour.Witness(own)
         self.arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -172,7 +173,7 @@ class Runner:
         """
         torch = self.torch
         self.model = None
-        self.watch = []
+        self.kept.let_go()
         gc.collect()
         arguments = copy.deepcopy(self.arguments)
         self.states.seed_all(seed)
@@ -191,7 +192,7 @@ class Runner:
             model.train(self.setup["training"])
         self.model = model
         self.call = model
-        self.find_watched()
+        self.kept.hold(model, self.setup["watch"])
         self.sync()
 
     def build(self, arguments: list[Any]) -> Any:
@@ -199,58 +200,11 @@ class Runner:
         assert self.factory is not None
         return self.factory(**arguments[0]) if self.setup["init_keywords"] else self.factory(*arguments)
 
-    def named(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the module's state by its dotted name."""
-        return {name: tensor for name, (_, tensor) in self.states.named_state(self.model).items()}
-
-    def find_watched(self) -> None:
-        state = self.named()
-        self.watch = [(name, state[name]) for name in self.setup["watch"] if name in state]
-        self.saved = [tensor.detach().clone() for _, tensor in self.watch]
-        self.sums: dict[str, str] = {}
-
-    def moved_parameters(self) -> list[str]:
-        """Parameters that are not what they were the last time; what a call is known to change is put back anyway."""
-        assert self.model is not None
-        known = {name for name, _ in self.watch}
-        parameters = {name: p for name, p in self.model.named_parameters() if name not in known}
-        totals = [p.detach().sum(dtype=self.torch.float64).to(self.config["kind"]) for p in parameters.values()]
-        values = self.torch.stack(totals).tolist() if totals else []
-        now = {name: repr(value) for name, value in zip(parameters, values, strict=True)}
-        before, self.sums = self.sums, now
-        return sorted(name for name, total in now.items() if before.get(name, total) != total)
-
     def state(self, by_value: bool) -> None:
-        """Copy the oracle's state in place, once every required name and shape is known to fit.
-
-        ``by_value``: what has no counterpart by name goes to every other tensor that holds what the reference's held
-        when the seed had made both; the names that have neither are reported.
-        """
-        description = self.read("structure")
-        ours = self.named()
-        plan, open_ = [], []
-        for entry, tensor in zip(description["entries"], description["tensors"], strict=True):
-            own = ours.get(entry["name"])
-            if own is not None and list(own.shape) == tensor["shape"]:
-                plan.append((own, tensor))
-            elif entry["required"]:
-                found = "is missing" if own is None else f"has shape {list(own.shape)}, not {tensor['shape']}"
-                open_.append((entry, tensor, f"{entry['name']} {found}"))
-        if open_ and not by_value:
-            raise Mismatch(open_[0][2])
-        unmatched = []
-        if open_:
-            taken = {own.data_ptr() for own, _ in plan}
-            wanted = [entry["origin"] for entry, _, _ in open_]
-            others = self.states.shares(self.states.named_state(self.model), wanted, taken)
-            for entry, tensor, _ in open_:
-                plan += [(own, tensor) for own in others[entry["origin"]]]
-            unmatched = [entry["name"] for entry, _, _ in open_ if not others[entry["origin"]]]
-        with self.torch.no_grad():
-            for own, tensor in plan:
-                value = self.layout.unpack_tensor(tensor, self.data["state"], None)
-                own.detach().copy_(value.reshape(own.shape))
-        self.find_watched()
+        """Copy the oracle's state in place; see ``HeldState.take``."""
+        misfit, unmatched = self.kept.take(self.read("structure"), self.data["state"], by_value=by_value)
+        if misfit:
+            raise Mismatch(misfit)
         self.sync()
         if self.cuda:
             self.torch.cuda.empty_cache()
@@ -270,7 +224,7 @@ class Runner:
         with self.torch.no_grad():
             prepare()
         self.sync()
-        self.find_watched()
+        self.kept.find()
         return time.perf_counter_ns() - began
 
     def settle(self) -> None:
@@ -287,9 +241,7 @@ class Runner:
         reuse = bool(flags & wire.REUSE)
         kept = self.addresses(self.held) if reuse else set()
         self.inputs.take(self.read("structure"), reuse=reuse, kept=kept)
-        with self.torch.no_grad():
-            for (_, tensor), saved in zip(self.watch, self.saved, strict=True):
-                tensor.detach().copy_(saved)
+        self.kept.put_back()
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
             self.poison.reset_persisting_cache()
@@ -363,7 +315,7 @@ class Runner:
     def export(self, outputs: Any, with_state: bool) -> None:
         value: dict[str, Any] = {"out": outputs}
         if with_state:
-            value["state"] = dict(self.watch)
+            value["state"] = dict(self.kept.watch)
         told: dict[str, Any] = {}
         if self.witness is not None:
             tensors: list[torch.Tensor] = []
@@ -372,7 +324,7 @@ class Runner:
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
         if with_state and self.witness is not None:
-            told["moved"] = self.moved_parameters()[:8]
+            told["moved"] = self.kept.moved()[:8]
         description["told"] = told | {"aliases": bool(self.addresses(outputs) & self.inputs.storages())}
         self.sync()
         self.report(description)
