@@ -21,10 +21,10 @@ class Shifts(nn.Module):
 def test_what_starts_alike_is_moved_each_its_own_way_and_matched_in_order() -> None:
     reference, program = Shifts("left", "right"), Shifts("one", "two")
     _, origins = perturb_by_value(reference, 5)
-    assert not torch.equal(reference.left, reference.right)
+    assert not torch.equal(reference.get_parameter("left"), reference.get_parameter("right"))
     found = shares(named_state(program), [origins["left"], origins["right"], origins["weight"]], set())
-    assert [t.data_ptr() for t in found[origins["left"]]] == [program.one.data_ptr()]
-    assert [t.data_ptr() for t in found[origins["right"]]] == [program.two.data_ptr()]
+    assert [t.data_ptr() for t in found[origins["left"]]] == [program.get_parameter("one").data_ptr()]
+    assert [t.data_ptr() for t in found[origins["right"]]] == [program.get_parameter("two").data_ptr()]
     assert [t.data_ptr() for t in found[origins["weight"]]] == [program.weight.data_ptr()]
 
 
@@ -36,10 +36,10 @@ def test_the_second_of_two_has_no_counterpart_where_a_program_has_one() -> None:
 
 def test_a_tied_tensor_is_one_under_both_names() -> None:
     reference = Shifts("left", "right")
-    reference.right = reference.left
+    reference.register_parameter("right", reference.get_parameter("left"))
     _, origins = perturb_by_value(reference, 5)
     assert origins["left"] == origins["right"]
-    assert torch.equal(reference.left, reference.right)
+    assert torch.equal(reference.get_parameter("left"), reference.get_parameter("right"))
 
 
 def test_perturbing_moves_exactly_what_is_movable() -> None:
@@ -48,4 +48,4 @@ def test_perturbing_moves_exactly_what_is_movable() -> None:
     assert perturb(model, 3) == set(before)
     assert {"1.running_mean", "1.running_var", "0.weight"} <= set(before)
     assert all(not torch.equal(tensor, before[name]) for name, tensor in movable(model).items())
-    assert bool((model[1].running_var > 0).all())
+    assert bool((model.get_buffer("1.running_var") > 0).all())
