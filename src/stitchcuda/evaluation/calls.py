@@ -28,7 +28,7 @@ VARIED_SHARE = 0.25
 shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
 """
 
-DEEP_SHARE = 1 / 3
+DEEP_SHARE = 0.25
 """Share of the timed calls on the Task's own distribution that are compared with fp64, as the first ones are."""
 
 QUICK_S = 0.05
