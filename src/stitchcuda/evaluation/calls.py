@@ -28,8 +28,8 @@ VARIED_SHARE = 0.25
 shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
 """
 
-DEEP_SHARE = 0.25
-"""Share of the timed calls on the Task's own distribution that are compared with fp64, as the first ones are."""
+DEEP_SHARE, DEEP_CALLS = 1 / 3, 5
+"""Share of the timed calls on the Task's own inputs compared with fp64, and how many of them at most."""
 
 QUICK_S = 0.05
 """Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
@@ -154,8 +154,10 @@ class Calls:
 
     def _deep(self, session: Session, family: str) -> bool:
         """Whether to compare a timed call with fp64."""
-        own = family in ("", "permuted")
-        return own and self.settings.defences and session.drawn("deep", DEEP_SHARE)
+        if family or not self.settings.defences or session.deep >= DEEP_CALLS or not session.drawn("deep", DEEP_SHARE):
+            return False
+        session.deep += 1
+        return True
 
     def warm_up(
         self,

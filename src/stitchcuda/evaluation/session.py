@@ -59,6 +59,8 @@ class Session:
         self.processes = 0
         self.rested = (-1, 0.0)
         """Commands and processor time up to the end of the last exchange"""
+        self.deep = 0
+        """Timed calls that were compared with fp64"""
         self.kept = 0
         """Outputs of timed calls that the runner keeps"""
         self.kept_late = False
