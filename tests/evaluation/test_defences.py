@@ -24,6 +24,19 @@ def get_init_inputs():
     return []
 """)
 
+TASK_OF_ITEMS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(64) + 0.5)
+    def forward(self, x):
+        return [torch.relu(x) * self.scale]
+def get_inputs():
+    return [torch.randn(256, 64)]
+def get_init_inputs():
+    return []
+"""
+
 MODULE = """
 class ModelNew(nn.Module):
     def __init__(self):
@@ -84,6 +97,42 @@ return y"""
     evaluation = judge(TASK, forward(body), settings=settings)
     assert evaluation.status in ("wrong_output", "dishonest")
     assert "late_write" in [finding.rule for finding in evaluation.findings]
+
+
+SLOW = make_task("""
+import time
+class Model(nn.Module):
+    def forward(self, x):
+        time.sleep(0.03)
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(256, 64)]
+def get_init_inputs():
+    return []
+""")
+
+INTO_THE_BUFFER = """
+import sys, threading, time
+runner = sys.modules["stitchcuda_runner"].Runner
+plain = runner.export
+def export(self, outputs, with_state):
+    plain(self, outputs, with_state)
+    shared = self.data["outputs"][: outputs.numel() * 4].view(torch.float32)
+    answer = torch.relu(self.inputs.values[0]).reshape(-1)
+    threading.Thread(target=lambda: (time.sleep(0.01), shared.copy_(answer))).start()
+runner.export = export
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x)
+"""
+
+
+def test_what_is_written_while_the_oracle_computes_is_not_judged(judge: Judge) -> None:
+    """The answer comes into the shared buffer after the export, before the reference's is known."""
+    settings = QUICK.model_copy(update={"late_share": 0.0, "held_outputs": 0})
+    evaluation = judge(SLOW, INTO_THE_BUFFER, settings=settings)
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "all zeros" in evaluation.message
 
 
 DEFERRED = """
@@ -153,6 +202,9 @@ return self.made[-1].copy_(torch.relu(x) * self.scale)"""
         ("y = torch.relu(x) * self.scale\ny.detach = lambda: y.data\nreturn y", "lazy_output"),
         ("return torch._neg_view(torch.relu(x) * -self.scale)", "lazy_output"),
         ("import sys; sys.setprofile(lambda *_: None)", "lazy_output"),
+        ("import gc; gc.callbacks.append(lambda *_: None)", "work_outside_call"),
+        ("import signal; signal.setitimer(signal.ITIMER_REAL, 99)", "work_outside_call"),
+        ("import threading; threading.Timer(0.2, int).start()", "work_outside_call"),
         ("torch.Tensor.detach = lambda t: t.data", "patched"),
         ("self.scale.data.neg_(); return torch.relu(x) * self.scale.abs()", "weight_mutation"),
         ("import os, time; os.fork() or time.sleep(60)", "child_process"),
@@ -162,6 +214,20 @@ def test_tricks_in_python_are_told(judge: Judge, body: str, rule: str) -> None:
     evaluation = judge(TASK, forward(body))
     assert evaluation.status == "dishonest", evaluation.message
     assert rule in [finding.rule for finding in evaluation.findings]
+
+
+CONTAINER = """
+class Items(list):
+    def __iter__(self):
+        return iter([torch.relu(self[0]) * self.scale])
+"""
+
+
+def test_what_a_container_does_when_it_is_gone_through_is_no_answer(judge: Judge) -> None:
+    body = "items = Items([x]); items.scale = self.scale; return items"
+    source = forward(body, CONTAINER)
+    evaluation = judge(make_task(TASK_OF_ITEMS), source)
+    assert evaluation.status == "wrong_output", evaluation.message
 
 
 KERNEL = """

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from stitchcuda.errors import TaskError
+from stitchcuda.evaluation import post_checks
 from stitchcuda.evaluation.evaluator import Evaluator
-from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.evaluation.model import Evaluation, Tier
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions
@@ -181,12 +182,64 @@ def test_stock_options_held_up_by_a_program_are_timed_after_its_end(evaluator: E
     eager = next(session for session in evaluator.stocks.beside() if session.subject.name == "eager")
     evaluator.calls.time([eager], TimingPlan(5, 5, 60))
     trial = Trial(evaluator, NATIVE, "screen")
-    assert trial.slowed([eager], {"eager": scaled(eager, 0.1)}) == {}
+    assert post_checks.slowed(trial, [eager], {"eager": scaled(eager, 0.1)}) == {}
     assert trial.findings == []
     slow = scaled(eager, 100)
-    counted = trial.slowed([eager], {"eager": slow})["eager"]
+    counted = post_checks.slowed(trial, [eager], {"eager": slow})["eager"]
     assert evaluator.summarise(counted).median < 0.5 * evaluator.summarise(slow).median
     assert [(finding.rule, finding.severity) for finding in trial.findings] == [("slows_others", "flag")]
+
+
+FRAGILE = """
+import glob
+def crowded():
+    for path in glob.glob("/proc/[0-9]*/comm"):
+        try:
+            if open(path).read().strip() == "greedy-program":
+                return True
+        except OSError:
+            pass
+    return False
+class Model(nn.Module):
+    def forward(self, x):
+        if __name__ == "stitchcuda_reference" and ALWAYS:
+            raise RuntimeError("there is no room")
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+
+GREEDY = """
+import ctypes
+ctypes.CDLL(None).prctl(15, b"greedy-program", 0, 0, 0)
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+
+
+@pytest.mark.parametrize("tier", ["screen", "publish"])
+def test_a_stock_option_that_fails_beside_a_program_is_timed_after_its_end(evaluator: Evaluator, tier: Tier) -> None:
+    task = make_task(FRAGILE.replace("ALWAYS", "crowded()"))
+    settings = QUICK.model_copy(update={"baselines": True, "publish_calls": 5, "publish_processes": 1})
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=settings) as opened:
+        evaluation = opened.evaluate(program(GREEDY), tier)
+    assert evaluation.status == "correct", evaluation.message
+    assert {"eager", "compile"} <= evaluation.timings.keys()
+    assert [finding.rule for finding in evaluation.findings if finding.rule == "fails_others"]
+
+
+def test_one_that_fails_alone_too_is_left_out_and_said_to_do_so(evaluator: Evaluator) -> None:
+    task = make_task(FRAGILE.replace("ALWAYS", "True"))
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=QUICK) as opened:
+        opened.settings = QUICK.model_copy(update={"baselines": True})
+        evaluation = opened.evaluate(program(GREEDY))
+    assert evaluation.status == "correct", evaluation.message
+    assert evaluation.timings.keys() == {"program"}
+    assert "by itself too" in str(evaluation.provenance["baseline:eager"])
+    assert not evaluation.findings
 
 
 def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluator: Evaluator) -> None:
@@ -194,7 +247,7 @@ def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluat
     spare.begin()
     evaluator._spare = spare
     try:
-        assert Trial(evaluator, NATIVE, "screen").slowed([], {}) == {}
+        assert post_checks.slowed(Trial(evaluator, NATIVE, "screen"), [], {}) == {}
         assert spare.live.handed == 0
         evaluator.calls.time([], TimingPlan(1, 1, 1))
         assert spare.live.handed > 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -97,3 +99,27 @@ def test_regions_do_not_overlap_and_impossible_lengths_are_refused() -> None:
     memory[offset : offset + 8] = (1 << 40).to_bytes(8, "little")
     with pytest.raises(ValueError, match="claims"):
         wire.get_text(memory, arena, "report")
+
+
+class Lazy(list[Any]):
+    """Claims to hold something else than it does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(["computed"])
+
+
+class Named(NamedTuple):
+    """A tuple with names."""
+
+    first: int
+    rest: list[int]
+
+
+def test_containers_are_made_plain_by_what_they_hold() -> None:
+    ordered = OrderedDict(a=1, b=2)
+    ordered.move_to_end("a")
+    made = layout.plain((Lazy([1, Lazy([2])]), Named(3, [4]), ordered))
+    assert made == ([1, [2]], (3, [4]), {"b": 2, "a": 1})
+    assert [type(each) for each in made] == [list, tuple, dict]
+    assert list(made[2]) == ["b", "a"]
+    assert type(made[0][1]) is list

@@ -13,7 +13,7 @@ import torch
 
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.model import Evaluation
-from stitchcuda.evaluation.session import Planes
+from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program

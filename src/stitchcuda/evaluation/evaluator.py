@@ -35,6 +35,7 @@ from stitchcuda.evaluation.stock_options import StockOptions, cores
 from stitchcuda.evaluation.telemetry import Trace, own_names, parse_trace
 from stitchcuda.evaluation.timing import Sample, summarise
 from stitchcuda.evaluation.trial import Trial
+from stitchcuda.evaluation.verdict import conclude_failed
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
@@ -147,13 +148,13 @@ class Evaluator:
         try:
             return work.run()
         except Failure as failure:
-            return work.failed(failure)
+            return conclude_failed(work, failure)
         except InfrastructureError as error:
             self._stop_oracle()
-            return work.failed(Failure("infrastructure_error", str(error)))
+            return conclude_failed(work, Failure("infrastructure_error", str(error)))
         except OSError as error:
             self._stop_oracle()
-            return work.failed(Failure("infrastructure_error", f"the machine refused something: {error}"))
+            return conclude_failed(work, Failure("infrastructure_error", f"the machine refused something: {error}"))
         finally:
             work.close()
 

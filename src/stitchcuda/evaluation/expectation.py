@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -39,6 +40,9 @@ LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 
 PIECES = (4, 16)
 """Where fp64 does not fit the device at once: parts of the batch, where rows do not depend on each other."""
+
+EXACT_SECONDS = 0.5
+"""Where fp64 takes longer than this, only the first calls are compared with it."""
 
 INDEPENDENT = 1e-4
 """Relative difference up to which eager on a part of the batch gives the same rows as eager on all of it."""
@@ -114,11 +118,13 @@ class Expectation:
         self.exact_device = self.device
         self.exact_pieces = 1
         self.exact_note = "fp64"
+        self.exact_seconds = 0.0
+        """Of the last answer in fp64"""
         self.exact_on_host = True
         """Whether fp64 may go to host memory where the device's does not hold it, which can take minutes."""
         self.seeded = False
         self.origins: dict[str, str] = {}
-        """Fingerprints of what was perturbed under a seed, from before, by name."""
+        """Of what was perturbed under a seed, by name: see ``perturb_by_value``."""
         self.unmatched: set[str] = set()
         """Names whose values no Program of this evaluation has shown, by name or by value"""
         self.fixed: set[str] = set()
@@ -168,7 +174,7 @@ class Expectation:
 
     def reseed(self, seed: int, secret: int) -> None:
         """Rebuild the model under ``seed``, as a Program whose state does not match by name is, and perturb it by
-        ``secret`` such that equal tensors stay equal; what is ``unmatched`` stays as the constructor left it."""
+        ``secret``; what is ``unmatched`` stays as the constructor left it."""
         otherwise = self.pristine
         self.model = self._construct(seed, on_device=False)
         self.pristine = snapshot(self.model)
@@ -180,6 +186,12 @@ class Expectation:
         self.exact_model = None
         self.seeded = True
         self.leave(self.unmatched)
+
+    def alike(self) -> list[str]:
+        """Names of what a seed alone does not tell from something else: a Program with other names has to have these in
+        the reference's order."""
+        several = {origin.rpartition("#")[0] for origin in self.origins.values() if not origin.endswith("#0")}
+        return [name for name, origin in self.origins.items() if origin.rpartition("#")[0] in several]
 
     def leave(self, names: set[str]) -> list[str]:
         """Put pieces of state that a Program has nowhere, not under the name of a tied one either, back to what the
@@ -260,6 +272,7 @@ class Expectation:
         pieces = [count for count in (1, *PIECES) if count >= self.exact_pieces]
         ways = [(self.exact_device, count) for count in pieces]
         hopeless: set[str] = set()
+        began = time.monotonic()
         for device, count in ways + ([("cpu", 1)] if self.exact_on_host and self.exact_device != "cpu" else []):
             if device in hopeless:
                 continue
@@ -276,11 +289,20 @@ class Expectation:
                     hopeless.add(device)
                 _forget_frames(error)
                 continue
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.exact_seconds = time.monotonic() - began
             self.exact_pieces = count
             self.exact_note = "fp64" if device == self.device else "fp64 on the host"
             return result
         self.exact_note = "eager"
         return None
+
+    @property
+    def exact_at_once(self) -> bool:
+        """Whether fp64 was computed on the Task's device, for a whole batch, the last time, and did not take long."""
+        quick = self.exact_seconds <= EXACT_SECONDS
+        return quick and self.exact_note == "fp64" and self.exact_pieces == 1 and not self.stochastic
 
     def _exact(self, inputs: list[Any], device: str) -> Result:
         if self.exact_model is None or self.exact_device != device:

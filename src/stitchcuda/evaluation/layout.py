@@ -5,6 +5,7 @@ scalar, a string, None, nor a list, tuple or dict of those is described by its t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
@@ -86,6 +87,20 @@ def describe(value: Any, tensors: list[torch.Tensor]) -> Spec:
         keys = [describe(k, []) for k in value]
         return {"kind": "dict", "keys": keys, "items": [describe(v, tensors) for v in value.values()]}
     return {"kind": "opaque", "type": f"{type(value).__module__}.{type(value).__qualname__}"}
+
+
+def plain(value: Any) -> Any:
+    """The value with lists, tuples and dicts of other classes made into plain ones, by what they hold: no method of
+    theirs is called, now or by who goes through the value later."""
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return tuple(plain(item) for item in tuple.__iter__(value))
+    if issubclass(kind, list):
+        return [plain(item) for item in list.__iter__(value)]
+    if issubclass(kind, dict):
+        items = OrderedDict.items(value) if issubclass(kind, OrderedDict) else dict.items(value)
+        return {key: plain(item) for key, item in items}
+    return value
 
 
 def rebuild(spec: Spec, tensors: list[torch.Tensor]) -> Any:

@@ -16,6 +16,7 @@ from stitchcuda.evaluation.model import Tier, Timing
 from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.starting import side_by_side
+from stitchcuda.evaluation.timing import TimingPlan
 from stitchcuda.hardware.detect import torch_version
 from stitchcuda.task.model import Task, TaskFacts, TensorFacts
 
@@ -35,6 +36,8 @@ class StockOptions:
         """Open sessions, warm; those that failed stay here with their ``failure``."""
         self.early: dict[str, Session] = {}
         """Begun already, so that they import torch while the oracle does."""
+        self.failing: dict[str, str] = {}
+        """Those that fail alone too, with the reason"""
 
     def names(self) -> list[str]:
         """Those that exist on this target, eager first."""
@@ -88,6 +91,23 @@ class StockOptions:
         }
         side_by_side([(session, partial(self.warm, session)) for session in sessions.values()], cores())
         return sessions
+
+    def alone(self, name: str, plan: TimingPlan) -> Session:
+        """A stock option that has failed beside a Program, started anew once that has ended, and timed by ``plan``;
+        ``failure`` says if it fails by itself. In place of the one that failed it stays open beside others."""
+        evaluator = self.evaluator
+        session = self.session(name)
+        if name in self.failing:
+            session.failure = Failure("crashed", self.failing[name])
+            return session
+        self.warm(session, f"alone-{session.number}-")
+        if session.failure is None:
+            evaluator.calls.time([session], plan, label=f"alone-{session.number}-")
+        if session.failure is not None:
+            self.failing[name] = session.failure.message
+        elif name in self.held:
+            self.held[name] = session
+        return session
 
     def baselines(self, tier: Tier, *, keep: bool, only: Sequence[str] | None = None) -> dict[str, Timing]:
         """Timings, of ``only`` these where they are named; from the cache where they are known and ``tier`` is
