@@ -311,7 +311,7 @@ class Oracle:
                 expected.append(after[name])
         # In some of the timed calls too, where fp64 costs no more than a few calls.
         deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
-        verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep))
+        verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep), timed=m["timed"])
         if verdict.get("full") and verdict.get("reference") == "fp64":
             for each in verdict["outputs"]:
                 session.levels.add(this, each["output"], each["relative_norm"], each["budget"], timed=m["timed"])
