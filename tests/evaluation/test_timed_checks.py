@@ -169,3 +169,15 @@ def test_of_large_outputs_one_is_kept_for_all_input_cases(tmp_path: Path) -> Non
         opened.plan["outputs"] = 1 << 30
         assert opened.calls.held_calls(first=True) == 1
         assert opened.calls.held_calls(first=False) == 0
+
+
+def test_the_copies_that_the_oracle_makes_take_room_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stitchcuda.evaluation.evaluator.free_memory", lambda: 1 << 40)
+    with Evaluator(make_task(SOURCE), make_facts(), DEVICE, cache=tmp_path, settings=QUICK) as opened:
+        gib = 1 << 30
+        opened.plan.update(inputs=0, outputs=8 * gib, state=0, peak=0)
+        monkeypatch.setattr(opened, "kind", "cuda")
+        for free, fits in ((33, False), (35, True)):
+            opened.plan["device_free"] = free * gib
+            assert opened.room(2) is fits
+        monkeypatch.undo()
