@@ -66,6 +66,10 @@ class Exchange:
         how = {"hold": hold, "again": again, "state": False, "full": False, "timed": True}
         return self.oracle.check({"session": 1, "call": self.calls} | how)
 
+    def alive(self) -> tuple[bool, bool]:
+        """Whether there is a copy to be judged, and one to be compared with what is read again."""
+        return self.session.exported is not None, self.session.last is not None
+
 
 @pytest.fixture
 def exchange() -> Iterator[Exchange]:
@@ -76,18 +80,17 @@ def exchange() -> Iterator[Exchange]:
 
 def test_a_copy_lives_no_longer_than_it_is_needed(exchange: Exchange) -> None:
     exchange.export(torch.relu(exchange.take()))
-    assert exchange.session.exported is not None
+    assert exchange.alive() == (True, False)
     assert exchange.check(again=True)["ok"]
-    assert exchange.session.exported is None
+    assert exchange.alive() == (False, True)
     assert exchange.oracle.recheck({"session": 1})["ok"]
-    assert exchange.session.last is None
+    assert exchange.alive() == (False, False)
     exchange.export(torch.relu(exchange.take()))
     assert exchange.check(again=True)["ok"]
-    assert exchange.session.last is not None
     exchange.export(torch.relu(exchange.take()))
-    assert exchange.session.last is None
+    assert exchange.alive() == (True, False)
     exchange.oracle.answer({"call": exchange.calls})
-    assert exchange.session.exported is None
+    assert exchange.alive() == (False, False)
 
 
 def test_outputs_that_are_refused_are_kept_in_their_place_too(exchange: Exchange) -> None:

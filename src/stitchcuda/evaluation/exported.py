@@ -26,7 +26,7 @@ CHUNK = 1 << 26
 
 def same_bytes(kept: torch.Tensor, now: torch.Tensor) -> bool:
     """Whether two rows of bytes are equal; ``now`` is brought to ``kept`` a piece at a time."""
-    pieces = zip(kept.split(CHUNK), now.split(CHUNK), strict=False)
+    pieces = ((kept[at : at + CHUNK], now[at : at + CHUNK]) for at in range(0, kept.numel(), CHUNK))
     return kept.numel() == now.numel() and all(torch.equal(a, b.to(a.device)) for a, b in pieces)
 
 
