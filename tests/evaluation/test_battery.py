@@ -121,7 +121,18 @@ def test_the_battery_leaves_the_state_as_it_was(tmp_path: object) -> None:
         assert torch.equal(before, expectation.eager(inputs, -1)[0])
 
 
-def test_fp64_goes_in_parts_of_the_batch_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ],
+    ids=["torch", "cublas", "cudnn"],
+)
+def test_fp64_goes_in_parts_of_the_batch_where_memory_is_short(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expectation = expect(model("self.l(x) + y", "torch.rand(66, 128), torch.rand(66, 32)", LINEAR))
     inputs = expectation.inputs(b"n", "a", None)
     whole = expectation.exact(inputs)
@@ -129,7 +140,7 @@ def test_fp64_goes_in_parts_of_the_batch_where_memory_is_short(monkeypatch: pyte
 
     def short(self: Expectation, values: list[torch.Tensor], device: str) -> object:
         if values[0].shape[0] > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return real(self, values, device)
 
     monkeypatch.setattr(Expectation, "_exact", short)

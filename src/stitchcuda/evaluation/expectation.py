@@ -89,6 +89,12 @@ def split_batch(inputs: list[Any], splits: set[int], count: int) -> Iterator[lis
         yield pytree.tree_unflatten(part, structure)
 
 
+def _short_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short: cuBLAS and cuDNN say so in words of their own."""
+    text, words = str(error).lower(), ("alloc_failed", "allocation_failed", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(each in text for each in words)
+
+
 def _forget_frames(error: BaseException) -> None:
     """Let go of the tensors that an error's frames hold, before memory is asked for again."""
     traceback.clear_frames(error.__traceback__)
@@ -292,7 +298,7 @@ class Expectation:
                     result = self._exact(inputs, device)
             except (RuntimeError, TypeError, ValueError) as error:
                 self.exact_model = None
-                if not isinstance(error, torch.OutOfMemoryError):
+                if not _short_of_memory(error):
                     hopeless.add(device)
                 _forget_frames(error)
                 continue

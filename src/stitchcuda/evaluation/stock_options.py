@@ -117,7 +117,7 @@ class StockOptions:
         timing = baseline_cache.read(self._cache_path()).get(name)
         if timing is None or timing.n or timing.note.startswith("out_of_memory") or self._worth_another_try(timing):
             return ""
-        return timing.note
+        return timing.note.partition(": ")[2] or timing.note
 
     def _cache_path(self) -> Path:
         evaluator = self.evaluator
