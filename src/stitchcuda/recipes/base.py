@@ -125,6 +125,9 @@ class Rewriter:
     precision: Precision = "fp32"
     """The task's precision class; ``tf32`` has float32 tensors too."""
 
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Recipes that raised and were left out, with what they raised."""
+
     @property
     def target(self) -> TargetKind:
         """'cuda' or 'cpu'."""
