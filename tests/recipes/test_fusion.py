@@ -279,3 +279,28 @@ def test_what_is_written_through_a_view_of_any_name_is_read_afterwards(cache: Pa
         model, new, reference = twins(module, task)
         inputs = reference.inputs(seed=1)
         torch.testing.assert_close(new(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return F.mse_loss(a.t(), b.t()), F.mse_loss(a, b)",
+        "return F.mse_loss(a, b), F.mse_loss(a.t(), b.t())",
+        "return (a.t() * b.t()).relu(), (a * b).relu()",
+        "return (a * b).relu(), (a.t() * b.t()).relu()",
+    ],
+)
+def test_one_kernel_over_several_layouts_is_declared_for_each(cache: Path, forward: str) -> None:
+    task = make_task(model_source(forward, [(64, 48), (64, 48)]))
+    program = written(task, [*FUSION, "full_reduction"])
+    assert program.manifest is not None
+    first, second = program.manifest.launchers
+    assert second.name.startswith(f"{first.name}_")
+    assert_accurate(task, program, cache)
+
+
+def test_one_kernel_over_one_layout_is_declared_once(cache: Path) -> None:
+    forward = "return (a.t() * b.t()).relu(), (b.t() * a.t()).relu(), (a * b).relu(), (b * a).relu()"
+    program = written(make_task(model_source(forward, [(64, 48), (64, 48)])), ["pointwise"])
+    assert program.manifest is not None
+    assert len(program.manifest.launchers) == 2
