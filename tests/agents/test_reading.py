@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -101,5 +102,32 @@ def test_a_refusal_has_a_reason_and_no_code() -> None:
     assert refusal("There is NO GAIN in tiling, so the rows go first.") is None
     with pytest.raises(ProgramError, match="reason"):
         refusal("NO GAIN.")
-    with pytest.raises(ProgramError, match="holds code"):
-        refusal("NO GAIN, but here it is\n```python\nx = 1\n```\n")
+    for files in (
+        "```python\nclass ModelNew:\n    pass\n```\n",
+        "### kernels.cu\n```\nint x;\n```\n",
+        "kernels.cu\n<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n",
+    ):
+        with pytest.raises(ProgramError, match="holds code"):
+            refusal(f"NO GAIN, but here it is\n{files}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("```\nNO GAIN\nThe call is at its bound.\n```\n", "The call is at its bound."),
+        ("```text\nNO GAIN\n```\nThe call is at its bound.", "The call is at its bound."),
+        ("~~~markdown\n**NO GAIN**\n\nThe call is at its bound.\n~~~", "The call is at its bound."),
+        ("NO GAIN: the loop\n```cuda\nx += y;\n```\nis at its bound", "the loop ```cuda x += y; ``` is at its bound"),
+    ],
+)
+def test_a_refusal_may_stand_in_a_fence_and_quote_code(text: str, reason: str) -> None:
+    assert refusal(text) == reason
+
+
+@pytest.mark.parametrize("line", ["- ", "-./", "a.py ", "- a.h-", "* a.b/"])
+def test_what_a_reply_says_is_read_in_a_time_that_grows_with_its_length(line: str) -> None:
+    # Squares of these lengths are billions of steps.
+    for text in (f"{line}\n" * 30_000, line * 30_000):
+        began = time.process_time()
+        explanation(text)
+        assert time.process_time() - began < 2

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from stitchcuda.profiling.agreement import agreement
+from typing import Literal
+
+import pytest
+
+from stitchcuda.profiling.agreement import Agreement, agreement
 from stitchcuda.profiling.digest import digest, without_gain
 from stitchcuda.profiling.model import KernelDiagnosis
 from tests.profiling.test_compare import BEFORE
@@ -27,21 +31,45 @@ COUNTED = BEFORE.model_copy(
 )
 
 
-def test_calls_within_a_quarter_of_each_other_agree() -> None:
-    wall = BEFORE.timeline.wall_seconds
-    for share in (0.85, 1.0, 1.2):
-        found = agreement(BEFORE, wall * share)
-        assert found is not None
-        assert (found.doubtful, found.sentence) == (False, "")
-    assert agreement(BEFORE, 0.0) is None
+def agreed(wall_ms: float, timed_ms: float, kind: Literal["cuda", "cpu"], busy_ms: float = 0.0) -> Agreement:
+    line = BEFORE.timeline.model_copy(update={"wall_seconds": wall_ms * 1e-3, "busy_seconds": busy_ms * 1e-3})
+    found = agreement(BEFORE.model_copy(update={"timeline": line}), timed_ms * 1e-3, kind)
+    assert found is not None
+    return found
 
 
-def test_slower_and_faster_profiled_calls_are_doubtful_and_say_by_how_much() -> None:
-    slower, faster = agreement(BEFORE, 4e-3), agreement(BEFORE, 25e-3)
-    assert slower is not None
-    assert faster is not None
-    assert "its calls took 10 ms, the evaluation timed 4 ms (2.5x as long)" in slower.sentence
-    assert "its calls took 10 ms, the evaluation timed 25 ms (0.40 of the time)" in faster.sentence
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+@pytest.mark.parametrize("timed", [8.5, 10.0, 12.0])
+def test_calls_within_a_quarter_of_each_other_agree(kind: Literal["cuda", "cpu"], timed: float) -> None:
+    found = agreed(10, timed, kind)
+    assert (found.doubtful, found.sentence, found.overhead) == (False, "", "")
+    assert agreement(BEFORE, 0.0, kind) is None
+
+
+@pytest.mark.parametrize("kind", ["cuda", "cpu"])
+def test_slower_profiled_calls_are_doubtful_and_say_by_how_much(kind: Literal["cuda", "cpu"]) -> None:
+    assert "its calls took 10 ms, the evaluation timed 4 ms (2.5x as long)" in agreed(10, 4, kind).sentence
+
+
+def test_faster_profiled_calls_are_doubtful_on_cpu() -> None:
+    assert "its calls took 10 ms, the evaluation timed 25 ms (0.40 of the time)" in agreed(10, 25, "cpu").sentence
+
+
+def test_a_device_that_is_busy_for_longer_than_the_timed_call_is_doubtful() -> None:
+    found = agreed(4.5, 4, "cuda", busy_ms=6)
+    assert (
+        "the device was busy for 6 ms of each of its calls, the evaluation timed 4 ms (1.5x as long)" in found.sentence
+    )
+
+
+def test_what_a_timed_call_on_cuda_has_on_top_is_told_and_gains_are_kept() -> None:
+    found = agreed(2.2, 4.17, "cuda", busy_ms=0.41)
+    assert not found.doubtful
+    assert "timed call took 4.17 ms, 1.97 ms more than a profiled one" in found.overhead
+    text = digest(COUNTED, timed_seconds=19e-3)
+    assert text.splitlines()[1] == f"- {agreed(10, 19, 'cuda').overhead}"
+    assert "(predicted 1.98x" in text
+    assert "at most 2.50x, 1.80x of the call" in text
 
 
 def test_a_doubtful_digest_says_so_and_predicts_nothing() -> None:

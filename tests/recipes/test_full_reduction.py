@@ -10,6 +10,7 @@ import torch
 from stitchcuda.recipes.full_reduction import FullReduction
 from stitchcuda.recipes.registry import all_recipes
 from stitchcuda.recipes.write import rewrite
+from stitchcuda.task.model import Precision
 from tests.recipes.emulation import emulated, gpu
 from tests.recipes.support import assert_accurate, loaded, make_device, make_task, model_source, twins, written
 
@@ -113,3 +114,23 @@ def test_what_others_read_is_written_by_them(cache: Path) -> None:
     program = written(task, RECIPES)
     assert program.manifest is not None
     assert_accurate(task, program, cache, floor=6e-7)
+
+
+def full_source(forward: str, shapes: list[tuple[int, ...]], precision: Precision = "fp32") -> str:
+    """The CUDA text of a forward."""
+    files = written(make_task(model_source(forward, shapes), "cuda", precision=precision), RECIPES).files
+    (text,) = [text for path, text in files.items() if path.endswith(".cu")]
+    return text
+
+
+def test_elements_are_counted_in_64_bits_where_packs_fit_32() -> None:
+    text = full_source("return (a * b).abs().sum()", [(2**33,)] * 2)
+    assert "const uint32_t pack = " in text
+    assert "const uint64_t column = static_cast<uint64_t>(pack % 2147483648u) * 4u;" in text
+
+
+def test_packs_of_16_bits_load_as_many_bytes_ahead_as_others() -> None:
+    single = full_source("return (a * b + c).abs().sum()", [(2**22,)] * 3)
+    half = full_source("return (a * b + c).abs().sum()", [(2**22,)] * 3, "bf16")
+    assert "ahead_in0[2]" in single
+    assert "own::Pack<own::bfloat16, 8> ahead_in0[2]" in half

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
 from stitchcuda.recipes.group_norm_pool import GroupNormPool
-from stitchcuda.recipes.write import rewrite
-from tests.recipes.emulation import compiles, emulated, gpu, needs_nvcc
+from stitchcuda.recipes.write import rewrite, write_program
+from tests.recipes.emulation import compiles, emulated, gpu, load_emulated, needs_nvcc, plain_cpp
 from tests.recipes.support import make_task, model_source
 
 SCALED = """
@@ -51,6 +53,22 @@ def test_the_kernel_normalises_and_pools(name: str, tmp_path: Path, monkeypatch:
     body = program.files["program.py"].split("def forward")[1]
     assert "pool2d" not in body
     assert "_norm." not in body
+
+
+def test_a_large_mean_costs_only_the_rounding_of_the_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = model_source("return F.avg_pool2d(self.norm(a), 2)", [(3, 3, 70, 72)], "self.norm = nn.InstanceNorm2d(3)")
+    program = write_program(make_task(source, "cuda"), gpu(1), [GroupNormPool.name])
+    files = {path: plain_cpp(text) if path.endswith(".cu") else text for path, text in program.files.items()}
+    module = load_emulated(program.model_copy(update={"files": files}), tmp_path, monkeypatch)
+    torch.manual_seed(0)
+    a = torch.randn(3, 3, 70, 72) + 1000
+    a[:, :, 0, 0] = 0  # the first element is no measure of the rest
+    got = module.ModelNew()(a).double()
+    exact = F.avg_pool2d(F.instance_norm(a.double()), 2)
+    deviation = a.double().std((2, 3), correction=0)
+    # A mean is a float: half a unit in its last place, in standard deviations of the group.
+    assert ((got - exact).mean((2, 3)).abs() * deviation).max() <= 1.05 * 2**-15
+    assert (got - exact).std((2, 3)).max() < 1e-6
 
 
 @needs_nvcc

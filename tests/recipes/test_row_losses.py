@@ -82,6 +82,7 @@ def test_other_losses_are_left_alone(forward: str) -> None:
     assert not rewrite(make_task(model_source(forward, PAIR)), make_device(), RECIPES)[1]
 
 
-def test_few_rows_that_are_long_are_reduced_as_elements() -> None:
-    task = make_task(model_source("return (a * b).sum(1).mean()", [(2, 70000), (2, 70000)]), "cuda")
-    assert not rewrite(task, make_device("cuda"), [*RECIPES, FullReduction.name])[1]
+@pytest.mark.parametrize(("rows", "applies"), [(131, False), (132, True)])
+def test_long_rows_that_do_not_fill_the_device_are_left_alone(rows: int, applies: bool) -> None:
+    task = make_task(model_source("return (a * b).sum(1).mean()", [(rows, 70000), (rows, 70000)]), "cuda")
+    assert bool(rewrite(task, make_device("cuda"), [*RECIPES, FullReduction.name])[1]) == applies

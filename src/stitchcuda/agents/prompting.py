@@ -73,7 +73,7 @@ def planner_prompt(request: PlanRequest) -> Prompt:
         facts=request.facts,
         device=request.device,
         profile=request.profile,
-        disagreement=_disagreement(request),
+        **_agreed(request),
         **_standing(request),
         room=request.room,
         attempts=request.attempts,
@@ -83,7 +83,7 @@ def planner_prompt(request: PlanRequest) -> Prompt:
         ideas=request.ideas[-IDEAS_SHOWN:],
         program=request.best,
         limit=PLANNED_LIMIT,
-        program_profile=_digest(request.best_profile, request.best_seconds),
+        program_profile=_digest(request, request.best_profile, request.best_seconds),
         references=request.references,
         source_limit=SOURCE_LIMIT if request.best is None else SHORT_SOURCE,
     )
@@ -156,14 +156,14 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         limit=20_000,
         evaluation=request.evaluation,
         log=_log(request.evaluation),
-        profile=_digest(request.profile, _timed(request.evaluation)),
+        profile=_digest(request, request.profile, _timed(request.evaluation)),
         unprofiled=request.unprofiled,
         start=request.start,
         said=request.program.notes,
         parent=request.parent,
         difference=_difference(request),
         measured=request.gain,
-        start_profile=_digest(request.start_profile, 0.0),
+        start_profile=_digest(request, request.start_profile, 0.0),
         same_as=request.same_as,
         changes=_changes(request),
         **_standing(request),
@@ -194,8 +194,10 @@ def _tries(request: CodeRequest, purpose: Purpose) -> list[Attempt]:
     return [attempt for attempt in near if attempt.number not in known]
 
 
-def _digest(profile: Profile | None, timed_seconds: float) -> str:
-    return digest_of(profile, timed_seconds=timed_seconds).rstrip() if profile is not None else ""
+def _digest(request: PlanRequest | VerifyRequest, profile: Profile | None, timed_seconds: float) -> str:
+    if profile is None:
+        return ""
+    return digest_of(profile, timed_seconds=timed_seconds, kind=request.task.target.kind).rstrip()
 
 
 def _timed(evaluation: Evaluation) -> float:
@@ -204,10 +206,12 @@ def _timed(evaluation: Evaluation) -> float:
     return timing.median if timing is not None else 0.0
 
 
-def _disagreement(request: PlanRequest) -> str:
-    """Why the reference's Profile is doubtful; '' where it is not."""
-    agreed = agreement(request.profile, request.baselines.get("eager", 0.0))
-    return agreed.sentence if agreed is not None else ""
+def _agreed(request: PlanRequest) -> dict[str, str]:
+    """Why the reference's Profile is doubtful, and what a timed call has on top; '' where there is nothing to say."""
+    agreed = agreement(request.profile, request.baselines.get("eager", 0.0), request.task.target.kind)
+    if agreed is None:
+        return {"disagreement": "", "overhead": ""}
+    return {"disagreement": agreed.sentence, "overhead": agreed.overhead}
 
 
 def _difference(request: VerifyRequest) -> str:
@@ -251,6 +255,7 @@ def judge_prompt(request: VerifyRequest) -> Prompt:
         log=_log(request.evaluation),
         profile=profile,
         disagreement="",
+        overhead="",
         counters=profile.counters if profile else [],
         selected=frozenset(COUNTERS),
         source_limit=SOURCE_LIMIT,

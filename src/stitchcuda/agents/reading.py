@@ -37,7 +37,11 @@ LONGEST_WORDS = 600
 _REFUSAL = re.compile(r"\W*NO[ _]GAIN\b[\W_]*(?P<reason>.*)", re.DOTALL)
 _FENCED = re.compile(r"^ {0,3}(?P<marks>`{3,}|~{3,}).*?(?:^ {0,3}(?P=marks)[^\n]*$|\Z)", re.DOTALL | re.MULTILINE)
 _EDIT = re.compile(r"^<<<<<<< SEARCH.*?(?:^>>>>>>> REPLACE[^\n]*$|\Z)", re.DOTALL | re.MULTILINE)
-_NAMES = re.compile(r"^\W*[\w./-]+\.(?:py|cuh?|cpp|h|json)\W*$|^#+ ", re.MULTILINE)
+_OUTER = re.compile(
+    r"\s*(?P<marks>`{3,}|~{3,})[^\n]*\n(?P<inside>.*?)^ {0,3}(?P=marks)[ \t]*$", re.DOTALL | re.MULTILINE
+)
+# No class may match what the next one can: a reply of nothing but such lines would cost the square of its length.
+_NAMES = re.compile(r"^[^\w\n]*\w[\w./-]*\.(?:py|cuh?|cpp|h|json)[^\w\n]*$|^#+ ", re.MULTILINE)
 
 
 class Amendable(ValueError):
@@ -70,12 +74,18 @@ def files_of(text: str, base: Program | None) -> Program:
 def refusal(text: str) -> str | None:
     """Why a step is refused, where the reply says NO GAIN in place of a program; else None.
 
-    Raises ProgramError for a refusal without a reason, or with code.
+    The refusal may stand in a fence, and its reason may quote code. Raises ProgramError for a refusal without a
+    reason, or with a program's files.
     """
+    from stitchcuda.program.parse import holds_files
+
+    fence = _OUTER.match(text)
+    if fence is not None and _REFUSAL.match(fence["inside"]):
+        text = fence["inside"] + text[fence.end() :]
     match = _REFUSAL.match(text)
     if match is None:
         return None
-    if "```" in text or "<<<<<<< SEARCH" in text:
+    if holds_files(text):
         raise ProgramError("The reply says NO GAIN and holds code; send either the program, or NO GAIN and the reason.")
     reason = _flat(match["reason"])
     if len(reason) < len("too slow"):

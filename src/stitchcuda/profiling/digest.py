@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Literal
 
 from stitchcuda.profiling.agreement import agreement
 from stitchcuda.profiling.compare import Comparison, noticed
@@ -23,20 +24,21 @@ UNJUDGED = "Note: fusion, fewer launches or copies promise less than 2%; the ker
 """In place of a suggestion where the rules have none: they see operators and their times, not code."""
 
 
-def digest(profile: Profile, *, timed_seconds: float = 0.0) -> str:
+def digest(profile: Profile, *, timed_seconds: float = 0.0, kind: Literal["cuda", "cpu"] = "cuda") -> str:
     """At most about 20 lines; what was not measured, or does not tell, is left out.
 
-    ``timed_seconds``: the median call by the evaluation, where it is known. A profile of other calls is said to be
-    doubtful, and its predicted gains are left out.
+    ``timed_seconds``: the median call by the evaluation, where it is known, on a ``kind`` of device. A profile of
+    other calls is said to be doubtful, and its predicted gains are left out.
     """
-    agreed = agreement(profile, timed_seconds)
+    agreed = agreement(profile, timed_seconds, kind)
     doubtful = agreed is not None and agreed.doubtful
+    remark = (agreed.sentence or agreed.overhead) if agreed is not None else ""
     line = profile.timeline
     wall = line.wall_seconds
     label = profile.bottleneck + (f" ({profile.cause})" if profile.cause != "none" else "")
     parts = [
         f"Profile of the {profile.subject} by {f'{profile.source} {profile.version}'.strip()}, per call:",
-        *([f"- {agreed.sentence}"] if agreed is not None and doubtful else []),
+        *([f"- {remark}"] if remark else []),
         f"- bottleneck: {label}. {profile.evidence}",
         f"- wall {milliseconds(wall)}, busy {milliseconds(line.busy_seconds)} ({_share(line.busy_seconds, wall)}),"
         f" idle {milliseconds(line.gap_seconds)}, {_counts(profile)}",
@@ -64,8 +66,8 @@ def digest(profile: Profile, *, timed_seconds: float = 0.0) -> str:
         first = without_gain(profile.suggestion) if doubtful else profile.suggestion
         parts.append(UNJUDGED if profile.suggestion == NOTHING else f"First: {first}")
     # What nsys says of every recording tells an agent nothing.
-    remarks = [remark for remark in profile.remarks if not remark.startswith("nsys says")]
-    parts += [f"Note: {remark}" for remark in remarks[:2]]
+    remarks = [each for each in profile.remarks if not each.startswith("nsys says")]
+    parts += [f"Note: {each}" for each in remarks[:2]]
     return "\n".join(parts) + "\n"
 
 

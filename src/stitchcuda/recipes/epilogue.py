@@ -17,6 +17,12 @@ aten = torch.ops.aten
 CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"}
 
 
+def is_batched(convolution: fx.Node) -> bool:
+    """Its result has a batch dimension before the channels: as many dimensions as its weight."""
+    value, weight = tensor(convolution), tensor(convolution.args[1])
+    return value is not None and weight is not None and value.dim() == weight.dim()
+
+
 class Epilogue(Recipe):
     """Applies to a layer with bias whose only reader is pointwise or a row reduction, or all of a convolution's are.
 
@@ -38,6 +44,8 @@ class Epilogue(Recipe):
             bias = node.args[2] if len(node.args) > 2 else None
             value = tensor(node)
             if not isinstance(bias, fx.Node) or value is None or not node.users or node.kwargs:
+                continue
+            if name != "linear" and not is_batched(node):
                 continue
             several = len(node.users) > 1
             if several and (name == "linear" or rewriter.target != "cuda" or not self._all_pointwise(node, value)):

@@ -104,7 +104,7 @@ def _tiles(full: FullKernel, multiprocessors: int) -> tuple[Blocks, list[str]]:
     printer = Printer(kernel)
     per_run = kernel.inner // printer.width
     packs = kernel.outer_size * per_run
-    loads = sum(min(printer.width, 4) * b.dtype.itemsize for b in kernel.buffers if b.strides[-1] != 0)
+    loads = sum(printer.width * b.dtype.itemsize for b in kernel.buffers if b.strides[-1] != 0)
     unroll = next(n for n in (4, 2, 1) if n * loads <= LOADED_BYTES or n == 1)
     tile = unroll * THREADS
     tiles = packs // tile
@@ -116,7 +116,10 @@ def _tiles(full: FullKernel, multiprocessors: int) -> tuple[Blocks, list[str]]:
 
     def place(pack: str) -> list[str]:
         lines = [f"const {number} pack = {pack};"]
-        lines.append(f"const {printer.index} column = pack % {per_run}{suffix} * {printer.width}u;")
+        # Packs may be counted in 32 bits where elements are not.
+        within = f"pack % {per_run}{suffix}"
+        within = within if number == printer.index else f"static_cast<{printer.index}>({within})"
+        lines.append(f"const {printer.index} column = {within} * {printer.width}u;")
         if kernel.outer:
             lines.append(f"const {number} row = pack / {per_run}{suffix};")
         return lines + decode("row", kernel.outer, number) + printer.row_pointers()

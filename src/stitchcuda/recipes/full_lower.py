@@ -128,10 +128,6 @@ class _Lowering:
         names = [re.sub(r"[^a-z0-9]", "", op_name(node)) for node in group.nodes]
         digest = hashlib.sha256(text.encode()).hexdigest()[:6]
         name = "_".join(["full", *dict.fromkeys(names[-4:]), digest])
-        if name in rewriter.disabled:
-            return False
-        path = f"{name}.{'cu' if rewriter.target == 'cuda' else 'cpp'}"
-        rewriter.add_source(path, prelude(rewriter.target) + "\n" + text.replace("KERNEL", name) + "\n")
         width = full.kernel.vector if rewriter.target == "cuda" else 1
         declared = [
             argument(
@@ -146,6 +142,11 @@ class _Lowering:
         declared += [argument(store.buffer.name, store.buffer.dtype, "output") for store in full.results]
         if scratch:
             declared += [argument("partials", torch.float64, "inout"), argument("done", torch.int32, "inout")]
+        name = rewriter.launcher_name(name, declared)
+        if name in rewriter.disabled:
+            return False
+        path = f"{name}.{'cu' if rewriter.target == 'cuda' else 'cpp'}"
+        rewriter.add_source(path, prelude(rewriter.target) + "\n" + text.replace("KERNEL", name) + "\n")
         given: list[CallArgument] = [*(node for node, _ in self.loads), *self.scalars]
         for node in group.results:
             value = tensor(node)

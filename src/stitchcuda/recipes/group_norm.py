@@ -12,7 +12,7 @@ from torch import fx
 from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import CallArgument, Gain, New, Recipe, Rewriter, TargetKind, Workspace, argument
 from stitchcuda.recipes.batch_norm_train import dense
-from stitchcuda.recipes.epilogue import CONVOLUTIONS
+from stitchcuda.recipes.epilogue import CONVOLUTIONS, is_batched
 from stitchcuda.recipes.group_norm_kernel import BLOCK_RATE, Chain, GroupNormPlan, seconds, teams_of
 from stitchcuda.recipes.lower import prelude
 from stitchcuda.recipes.normalise import op_name, tensor
@@ -249,7 +249,7 @@ def _is_mean(node: fx.Node) -> bool:
 
 def bias_of(source: fx.Node) -> fx.Node | None:
     """The bias of a convolution, which its library adds in a pass of its own."""
-    if op_name(source) not in CONVOLUTIONS or source.kwargs or len(source.args) < 3:
+    if op_name(source) not in CONVOLUTIONS or source.kwargs or len(source.args) < 3 or not is_batched(source):
         return None
     bias = source.args[2]
     value = tensor(bias)

@@ -78,6 +78,7 @@ def normalise(captured: Captured) -> None:
     captured.mode_matters = any(_is_modal(node) for node in graph.nodes)
     _drop_checks(graph)
     _expand_broadcasts(graph)
+    _mark_views(graph)
     _functionalise(captured)
     _drop_noops(graph)
     _canonical_batch_norm(graph)
@@ -165,14 +166,32 @@ def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         )
         if shares and isinstance(first, fx.Node):
             roots[node] = roots[_shared(node, first)]
-        elif not shares and node.meta.get("call") is None:
-            roots[node] = next((roots[source] for source in node.all_input_nodes if _overlap(node, source)), node)
+        elif not shares and "shares" in node.meta:
+            roots[node] = roots[_operands(node)[node.meta["shares"]]]
     return roots
 
 
-def _overlap(node: fx.Node, source: fx.Node) -> bool:
-    """They lay in one storage when the reference was read: operators return views that their names do not tell of."""
-    return bool(_storages(node) & _storages(source))
+def _mark_views(graph: fx.Graph) -> None:
+    """Note on each node as ``meta["shares"]`` which operand's storage its result had when the reference was read.
+
+    Operators return views that their names do not tell of. Values do not tell later: what takes an operand's place
+    has a value of its own. The result of an operator with several is marked with an operand of that operator.
+    """
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        first = node.args[0] if node.target is operator.getitem else node
+        for i, source in enumerate(_operands(first) if isinstance(first, fx.Node) else []):
+            if _storages(node) & _storages(source):
+                node.meta["shares"] = i
+                break
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's arguments, each as often as it is given, so that their places outlast replacement."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _storages(node: fx.Node) -> set[int]:
@@ -191,7 +210,7 @@ def _shared(node: fx.Node, first: fx.Node) -> fx.Node:
     if node.target is not operator.getitem:
         return first
     if call is None:
-        return next((source for source in first.all_input_nodes if _overlap(node, source)), first)
+        return _operands(first)[node.meta["shares"]] if "shares" in node.meta else first
     index = getattr(call.results[int(str(node.args[1]))], "index", None)
     if index is None:
         return node
@@ -235,7 +254,7 @@ def _functionalise(captured: Captured) -> None:
         if any(alias not in descends for alias in later):
             continue
         node.target = overload
-        node.meta["val"] = value.new_empty_strided(tuple(value.shape), tuple(value.stride()))  # in memory of its own
+        node.meta.pop("shares", None)
         for user in list(target.users):
             if order[user] > order[node]:
                 user.replace_input_with(target, node)

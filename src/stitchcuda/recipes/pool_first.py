@@ -7,7 +7,7 @@ from typing import ClassVar
 from torch import fx
 
 from stitchcuda.recipes.base import Gain, Recipe, Rewriter
-from stitchcuda.recipes.epilogue import CONVOLUTIONS
+from stitchcuda.recipes.epilogue import CONVOLUTIONS, is_batched
 from stitchcuda.recipes.normalise import op_name, tensor
 
 MONOTONE = {"relu", "hardtanh", "relu6", "sigmoid", "tanh", "leaky_relu"}
@@ -81,7 +81,7 @@ class PoolFirst(Recipe):
         aten = torch.ops.aten
         bias = convolution.args[2] if len(convolution.args) > 2 else None
         value = tensor(pooled)
-        if not isinstance(bias, fx.Node) or value is None or convolution.kwargs:
+        if not isinstance(bias, fx.Node) or value is None or convolution.kwargs or not is_batched(convolution):
             return pooled
         convolution.args = (*convolution.args[:2], None, *convolution.args[3:])
         shape = [1, -1] + [1] * (value.dim() - 2)

@@ -25,8 +25,6 @@ from stitchcuda.recipes.split_gemm_kernel import Tiling, source, tiling
 MOST_MEMBERS = 12
 """Operators in an epilogue."""
 
-"""Further names of operators that expressions know."""
-
 
 @dataclass(frozen=True)
 class Tail:

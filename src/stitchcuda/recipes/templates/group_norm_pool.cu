@@ -28,7 +28,7 @@ static __device__ __forceinline__ float block_sum(float value, float* scratch) {
 __global__ void __launch_bounds__(THREADS) @NAME@_kernel(
     const float* __restrict__ x, const float* __restrict__ gamma, const float* __restrict__ beta,
     float* __restrict__ out, const Operands given) {
-  __shared__ float scratch[2 * WARPS];
+  __shared__ float scratch[3 * WARPS];
   const int thread = static_cast<int>(threadIdx.x);
   const int first_channel = static_cast<int>(blockIdx.x) % GROUPS * GROUP_CHANNELS;
   const float* __restrict__ mine = x + static_cast<uint64_t>(blockIdx.x) * ROW;
@@ -58,10 +58,13 @@ __global__ void __launch_bounds__(THREADS) @NAME@_kernel(
     }
   }
   const float average = count > 0.f ? sum / count : 0.f;
-  const float mean = block_sum(count * shift + sum, scratch) / ROW;
-  const float apart = shift + average - mean;
+  // Sums of a large mean are rounded by more than it is: distances to it tell how far off it is.
+  const float near = block_sum(count * shift + sum, scratch) / ROW;
+  const float apart = shift - near + average;
+  const float off = block_sum(count * apart, scratch + WARPS) / ROW;
+  const float mean = near + off;
   const float within = square - sum * average + count * apart * apart;
-  const float variance = block_sum(within, scratch + WARPS) / ROW;
+  const float variance = block_sum(within, scratch + 2 * WARPS) / ROW - off * off;
   const float scale = 1.f / sqrtf(variance + EPSILON);
 
   float* __restrict__ written = out + static_cast<uint64_t>(blockIdx.x) * OUTPUTS;
