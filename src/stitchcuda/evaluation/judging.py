@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from stitchcuda.evaluation import compare, ties
+from stitchcuda.evaluation import compare, layout, ties
 from stitchcuda.evaluation.compare import Budget, Distance, Statistics
 from stitchcuda.evaluation.expectation import Expectation, derive
 
@@ -80,8 +79,8 @@ def refusal(message: str, layer: str = "numerics") -> dict[str, Any]:
 
 
 def output_leaves(outputs: Any) -> list[torch.Tensor]:
-    """The tensors of a call's outputs, in order."""
-    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    """The tensors of a call's outputs, in the order of their names."""
+    return layout.leaves(outputs)
 
 
 def updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -189,7 +188,7 @@ class Judge:
             if allowed.relative > ILL_CONDITIONED and not this.family and name not in self.discrete:
                 self.labels.add("ill_conditioned")
             outputs.append(self._verdict(name, this, off, own, allowed, value, want))
-        self._explain(this, names, values, [want for want, _, _ in judged], outputs)
+        self._explain(this, names, values, [want for want, _, _ in judged], eager, outputs)
         if not this.family:
             self._discriminates(str(this.case), names, [want for want, _, _ in judged])
         return self._summed(outputs)
@@ -218,20 +217,28 @@ class Judge:
             if off.scale > self.scales.get((this.key, name), off.scale):
                 allowed = allowed.stretched(off.scale / self.scales[(this.key, name)])
             outputs.append(self._verdict(name, this, off, compare.ZERO, allowed.twice(), value, near))
-        self._explain(this, names, values, eager, outputs)
+        self._explain(this, names, values, eager, eager, outputs)
         return self._summed(outputs)
 
     def _explain(
-        self, this: Round, names: list[str], values: list[Any], wanted: list[Any], outputs: list[dict[str, Any]]
+        self,
+        this: Round,
+        names: list[str],
+        values: list[Any],
+        wanted: list[Any],
+        eager: list[Any],
+        outputs: list[dict[str, Any]],
     ) -> None:
         """Integers and booleans may differ where rounding decides them, nowhere else: as often as their budget says, or
-        more often where each is what noise makes of it, too."""
-        for at, (name, value, want, told) in enumerate(zip(names, values, wanted, outputs, strict=True)):
+        more often where each is what eager or noise makes of it, too."""
+        for at, (name, value, want, near, told) in enumerate(zip(names, values, wanted, eager, outputs, strict=True)):
             discrete = not want.is_floating_point() and not want.is_complex() and not name.startswith("state:")
             if not discrete or not told["relative_norm"]:
                 continue
             noise, strict = self.tolerance["noise"], not told["ok"]
-            stray = ties.unexplained(self.expectation, (this.inputs, this.seed), at, value, want, noise, strict=strict)
+            stray = ties.unexplained(
+                self.expectation, (this.inputs, this.seed), at, value, (want, near), noise, strict=strict
+            )
             told["ok"] = not stray
             if stray:
                 where = compare.mismatch(value, want, 0)

@@ -89,6 +89,14 @@ def describe(value: Any, tensors: list[torch.Tensor]) -> Spec:
     return {"kind": "opaque", "type": f"{type(value).__module__}.{type(value).__qualname__}"}
 
 
+def leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors inside a value, in the order in which ``describe`` refers to them: containers of other classes are
+    gone into as well."""
+    tensors: list[torch.Tensor] = []
+    describe(value, tensors)
+    return tensors
+
+
 def plain(value: Any) -> Any:
     """The value with lists, tuples and dicts of other classes made into plain ones, by what they hold: no method of
     theirs is called, now or by who goes through the value later."""
