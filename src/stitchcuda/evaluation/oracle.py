@@ -313,8 +313,9 @@ class Oracle:
         deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
         verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep))
         if verdict.get("full") and verdict.get("reference") == "fp64":
-            for each in verdict["outputs"]:
-                session.levels.add(this, each["output"], each["relative_norm"], each["budget"], timed=m["timed"])
+            for each, want in zip(verdict["outputs"], expected, strict=False):
+                name, error, budget = each["output"], each["relative_norm"], each["budget"]
+                session.levels.add(this, name, want, error, budget, timed=m["timed"])
         if not verdict["ok"] and not self.expectation.stochastic:
             layer, why = diagnosis.explain(self.judge, this, names, values, expected, session.answers, self.weights)
             if not why and session.weighed < self.reweighed:
