@@ -216,6 +216,21 @@ def test_tricks_in_python_are_told(judge: Judge, body: str, rule: str) -> None:
     assert rule in [finding.rule for finding in evaluation.findings]
 
 
+PRETENDER = """
+answer = torch.relu(x) * self.scale
+def late(kind, function, types, args=(), kwargs=None):
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **(kwargs or {}))
+made = {"__module__": "torch", "__torch_function__": classmethod(late)}
+return answer.as_subclass(type("Tensor", (torch.Tensor,), made))"""
+
+
+def test_a_class_of_tensors_named_like_torchs_is_refused(judge: Judge) -> None:
+    evaluation = judge(TASK, forward(PRETENDER.strip()))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "has type torch.Tensor subclass, expected torch.Tensor" in evaluation.message
+
+
 CONTAINER = """
 class Items(list):
     def __iter__(self):

@@ -54,7 +54,7 @@ def judged(
             seen.append(given)
             return noisy(*given)
 
-        expectation.noisy = watched  # type: ignore[method-assign]
+        expectation.noisy = watched  # type: ignore[method-assign, assignment]
     this = Round("0", None, values, [], -1, set())
     return judge.judge(this, names, [guess(wanted[0].clone())], wanted, full=True)
 
