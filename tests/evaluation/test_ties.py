@@ -44,7 +44,8 @@ def judged(
     expectation.renew(b"nonce")
     values = expectation.inputs(b"nonce", "0", None)
     wanted: list[torch.Tensor] = []
-    spec = layout.describe(expectation.eager(values, -1)[0], wanted)
+    eager = expectation.eager(values, -1)
+    spec = layout.describe(eager[0], wanted)
     names = [path for path, _ in layout.paths(spec)]
     judge = Judge(expectation, TOLERANCES[precision].model_dump())
     if seen is not None:
@@ -55,7 +56,7 @@ def judged(
             return noisy(*given)
 
         expectation.noisy = watched  # type: ignore[method-assign, assignment]
-    this = Round("0", None, values, [], -1, set())
+    this = Round("0", None, values, [], -1, set(), eager)
     return judge.judge(this, names, [guess(wanted[0].clone())], wanted, full=True)
 
 
@@ -70,6 +71,14 @@ def test_a_shape_that_noise_changes_excuses_no_value(wrong: Callable[[torch.Tens
     answer, inputs = "torch.nonzero(x > 0.5)", "torch.rand(1 << 20)"
     assert judged(answer, inputs, lambda right: right)["ok"]
     assert not judged(answer, inputs, wrong)["ok"]
+
+
+def test_what_eager_makes_of_it_is_right_where_no_noise_shows_it() -> None:
+    coarse = "(x[:4096] * 100 + 1e8 - 1e8 > 50)"
+    fine = "x * 8192 % 1 > 0.5"  # as many in fp64, more or fewer under noise
+    answer, inputs = f"torch.nonzero(torch.cat([{coarse}, ~{coarse}, {fine}]))", "torch.rand(1 << 16)"
+    assert judged(answer, inputs, lambda right: right)["ok"]
+    assert not judged(answer, inputs, torch.zeros_like)["ok"]
 
 
 def test_integers_in_a_container_of_the_tasks_own_class_are_looked_at() -> None:

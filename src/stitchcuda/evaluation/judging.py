@@ -188,7 +188,7 @@ class Judge:
             if allowed.relative > ILL_CONDITIONED and not this.family and name not in self.discrete:
                 self.labels.add("ill_conditioned")
             outputs.append(self._verdict(name, this, off, own, allowed, value, want))
-        self._explain(this, names, values, [want for want, _, _ in judged], eager, outputs)
+        self._explain(this, names, values, [want for want, _, _ in judged], outputs)
         if not this.family:
             self._discriminates(str(this.case), names, [want for want, _, _ in judged])
         return self._summed(outputs)
@@ -217,27 +217,22 @@ class Judge:
             if off.scale > self.scales.get((this.key, name), off.scale):
                 allowed = allowed.stretched(off.scale / self.scales[(this.key, name)])
             outputs.append(self._verdict(name, this, off, compare.ZERO, allowed.twice(), value, near))
-        self._explain(this, names, values, eager, eager, outputs)
+        self._explain(this, names, values, eager, outputs)
         return self._summed(outputs)
 
     def _explain(
-        self,
-        this: Round,
-        names: list[str],
-        values: list[Any],
-        wanted: list[Any],
-        eager: list[Any],
-        outputs: list[dict[str, Any]],
+        self, this: Round, names: list[str], values: list[Any], wanted: list[Any], outputs: list[dict[str, Any]]
     ) -> None:
         """Integers and booleans may differ where rounding decides them, nowhere else: as often as their budget says, or
         more often where each is what eager or noise makes of it, too."""
-        for at, (name, value, want, near, told) in enumerate(zip(names, values, wanted, eager, outputs, strict=True)):
+        eager = output_leaves(this.eager[0]) if this.eager is not None else wanted
+        for at, (name, value, want, told) in enumerate(zip(names, values, wanted, outputs, strict=True)):
             discrete = not want.is_floating_point() and not want.is_complex() and not name.startswith("state:")
             if not discrete or not told["relative_norm"]:
                 continue
             noise, strict = self.tolerance["noise"], not told["ok"]
             stray = ties.unexplained(
-                self.expectation, (this.inputs, this.seed), at, value, (want, near), noise, strict=strict
+                self.expectation, (this.inputs, this.seed), at, value, (want, eager[at]), noise, strict=strict
             )
             told["ok"] = not stray
             if stray:
