@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,8 @@ from stitchcuda.errors import TaskError
 from stitchcuda.evaluation import post_checks
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.evaluation.publish import Crowded, Publication
+from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions
@@ -231,6 +235,26 @@ def test_a_stock_option_that_fails_beside_a_program_is_timed_after_its_end(evalu
     assert [finding.rule for finding in evaluation.findings if finding.rule == "fails_others"]
 
 
+def test_what_failed_beside_a_program_counts_once_all_are_timed_alone(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = Publication._together
+
+    def short(publication: Publication, rounds: Sequence[int]) -> None:
+        if rounds[0]:
+            raise Crowded
+        together(publication, rounds)
+
+    monkeypatch.setattr(Publication, "_together", short)
+    task = make_task(FRAGILE.replace("ALWAYS", "crowded()"))
+    settings = QUICK.model_copy(update={"baselines": True, "publish_calls": 6, "publish_processes": 2})
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=settings) as opened:
+        evaluation = opened.evaluate(program(GREEDY), "publish")
+    assert evaluation.status == "correct", evaluation.message
+    assert evaluation.timings.keys() == {"program", "eager", "compile"}
+    assert not [name for name in evaluation.provenance if name.startswith("baseline:")]
+
+
 def test_one_that_fails_alone_too_is_left_out_and_said_to_do_so(evaluator: Evaluator) -> None:
     task = make_task(FRAGILE.replace("ALWAYS", "True"))
     with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=QUICK) as opened:
@@ -279,7 +303,26 @@ def test_what_an_evaluation_traced_is_not_traced_again(evaluator: Evaluator, scr
     assert evaluator.trace(NATIVE) is evaluator.trace(NATIVE)
 
 
-def test_a_stock_option_that_fails_is_left_out_and_named(evaluator: Evaluator) -> None:
+def test_a_stock_option_that_failed_beside_a_program_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StockOptions, "names", lambda self: ["eager"])
+    with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=SETTINGS) as opened:
+        (eager,) = opened.stocks.beside()
+        eager.failure = Failure("crashed", "the Program ended it")
+        eager.close()
+        assert opened.baselines()["eager"].n
+
+
+def test_a_stock_option_that_fails_is_left_out_and_named(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    warm = StockOptions.warm
+
+    def noted(stocks: StockOptions, session: Session, label: str = "", settled: threading.Event | None = None) -> None:
+        started.append(label)
+        warm(stocks, session, label, settled)
+
+    monkeypatch.setattr(StockOptions, "warm", noted)
     task = make_task("""
 import gc
 @torch.compiler.disable
@@ -303,6 +346,7 @@ def get_init_inputs():
     assert timings["eager"].n
     assert timings["compile"].n == 0
     assert "not under a compiler" in timings["compile"].note
+    assert not [label for label in started if label.startswith("alone")], "it is known to fail by itself"
     for evaluation in evaluations:
         assert evaluation.status == "correct", evaluation.message
         assert set(evaluation.speedup) == {"eager", "over_best"}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.schedule import case_at, follows, related
-from stitchcuda.evaluation.session import Session
+from stitchcuda.evaluation.session import KEPT_BYTES, Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.timing import Sample, TimingPlan
 
@@ -29,7 +29,7 @@ shows, or those of the call before in another order or but for a few elements; b
 """
 
 DEEP_SHARE, DEEP_CALLS = 1 / 3, 5
-"""Share of the timed calls on the Task's own inputs compared with fp64, and how many of them at most."""
+"""Share of the timed calls on the Task's own inputs compared with fp64, and how many of each input case at most."""
 
 QUICK_S = 0.05
 """Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
@@ -124,10 +124,9 @@ class Calls:
                 full=full,
                 hold=hold,
                 state=state,
-                inputs=not session.subject.trusted,
                 again=again,
                 timed=timed,
-                deep=timed and self._deep(session, family),
+                deep=timed and not pause and self._deep(session, case, family),
             )
             if again and verdict["ok"]:
                 late = session.look_again(number)
@@ -152,12 +151,14 @@ class Calls:
             return False
         return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
 
-    def _deep(self, session: Session, family: str) -> bool:
+    def _deep(self, session: Session, case: str | None, family: str) -> bool:
         """Whether to compare a timed call with fp64."""
-        if family or not self.settings.defences or session.deep >= DEEP_CALLS or not session.drawn("deep", DEEP_SHARE):
+        key = str(case)
+        if family or not self.settings.defences or session.deep[key] >= DEEP_CALLS:
             return False
-        session.deep += 1
-        return True
+        chosen = session.drawn(f"deep, case: {key}", DEEP_SHARE)
+        session.deep[key] += chosen
+        return chosen
 
     def warm_up(
         self,
@@ -183,7 +184,7 @@ class Calls:
             began = time.monotonic()
             most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
             certain = range(max(full, settings.warmup_calls))
-            kept = (self.held_calls() if case == cases[0] else min(1, self.held_calls())) if program else 0
+            kept = self.held_calls(first=case == cases[0]) if program else 0
             held = random.sample(certain, min(kept, len(certain)))
             for index in range(max(most, settings.warmup_calls)):
                 wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
@@ -202,9 +203,13 @@ class Calls:
                 if family and not judged:
                     most = min(most, max(full, index))
 
-    def held_calls(self) -> int:
-        """How many outputs the runner keeps; fewer when they are large."""
-        return self.settings.held_outputs if self.plan["outputs"] < 1 << 30 else min(1, self.settings.held_outputs)
+    def held_calls(self, *, first: bool) -> int:
+        """How many outputs of an input case the runner keeps, one of all cases but the ``first``; fewer when they are
+        large."""
+        most = self.settings.held_outputs
+        if self.plan["outputs"] < KEPT_BYTES:
+            return most if first else min(1, most)
+        return min(1, most) if first else 0
 
     def screen_plan(self) -> TimingPlan:
         """How many timed calls the screen tier makes."""

@@ -181,9 +181,10 @@ class Evaluator:
             return False
         if self.kind == "cpu":
             return True
+        # Of each one's outputs the oracle makes a copy before it judges them, and may keep it.
         # A Program may pack its weights beside their originals; stock options read one shared copy of the state, and
         # the oracle holds it in fp64 and under noise too.
-        each = tensors + plan["state"] + 3 * plan["peak"] + (1 << 30)
+        each = tensors + plan["outputs"] + plan["state"] + 3 * plan["peak"] + (1 << 30)
         oracle = 5 * plan["state"] + 4 * plan["peak"]
         return bool(count * each + programs * 2 * plan["state"] + oracle < plan["device_free"])
 

@@ -20,6 +20,16 @@ UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 """What a description that a runner has made up raises; too deep a recursion is a RuntimeError."""
 
 
+CHUNK = 1 << 26
+"""Bytes compared at once: a comparison takes memory of its own."""
+
+
+def same_bytes(kept: torch.Tensor, now: torch.Tensor) -> bool:
+    """Whether two rows of bytes are equal; ``now`` is brought to ``kept`` a piece at a time."""
+    pieces = ((kept[at : at + CHUNK], now[at : at + CHUNK]) for at in range(0, kept.numel(), CHUNK))
+    return kept.numel() == now.numel() and all(torch.equal(a, b.to(a.device)) for a, b in pieces)
+
+
 @dataclass
 class Exported:
     """The bytes of one export and the runner's description of them."""
@@ -68,7 +78,7 @@ class Session:
 
     def freeze(self) -> None:
         """Copy what was exported; to the host where the device has no room for it."""
-        self.exported = None
+        self.exported = self.last = None
         live = self.data["outputs"]
         try:
             data = live.clone()
@@ -88,8 +98,7 @@ class Session:
         changed = []
         for name, leaf, entry in zip(names, leaves, this.entries, strict=True):
             now = self.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
-            then = layout.raw(leaf)
-            if not torch.equal(now.to(then.device), then):
+            if not same_bytes(layout.raw(leaf), now):
                 changed.append(name)
         return changed
 
@@ -101,7 +110,9 @@ class Session:
             again = Exported(wire.get_text(self.view, self.arena, "report"), self.data["outputs"])
             _, entries, _, _ = again.read()
             size = max((e["offset"] + e["size"] for e in entries), default=0)
-            same = torch.equal(before[:size].to(again.data.device), again.data[:size])
+            same = same_bytes(before[:size], again.data[:size])
+        except torch.OutOfMemoryError:
+            raise
         except UNREADABLE as problem:
             return refusal(f"the kept outputs could not be read ({problem})")
         if same:

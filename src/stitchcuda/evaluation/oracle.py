@@ -280,16 +280,24 @@ class Oracle:
     def check(self, m: dict[str, Any]) -> dict[str, Any]:
         """Judge what a session exported for a call: ``full`` against fp64, otherwise against eager."""
         session, this = self.sessions[m["session"]], self.rounds[m["call"]]
+        # Only what is to be read again outlives the check, whatever comes of it.
+        exported, session.exported = session.exported, None
+        assert exported is not None
+        if m["hold"] or session.keep:
+            session.held.append(exported.data)
+        session.keep = False
+        session.last = exported.data if m.get("again") else None
         if this.eager is None:
             this.eager = self.expectation.eager(this.inputs, this.seed)
         outputs, after = this.eager
         wanted: list[torch.Tensor] = []
         spec = layout.describe(outputs, wanted)
+        described = layout.pack(outputs, NOWHERE, keep_strides=False)["tensors"]
         try:
-            assert session.exported is not None
-            got_spec, entries, got, state = session.exported.read()
-            described = layout.pack(outputs, NOWHERE, keep_strides=False)["tensors"]
+            got_spec, entries, got, state = exported.read()
             error = compare.structure_error(spec, got_spec, described, entries, "0")
+        except torch.OutOfMemoryError:
+            raise
         except UNREADABLE as problem:
             return refusal(f"the exported outputs could not be read ({problem})")
         if error:
@@ -297,10 +305,6 @@ class Oracle:
         names = [path for path, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
         values = [got[leaf["at"]] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
         expected = [wanted[leaf["at"]] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
-        if m["hold"] or session.keep:
-            session.held.append(session.exported.data)
-        session.keep = False
-        session.last = session.exported.data if m.get("again") else None
         missing: list[str] = []
         for name in self.expectation.watch if m["state"] else ():
             if not updated(state.get(name), self.expectation.current[name], after[name]):
@@ -311,7 +315,7 @@ class Oracle:
                 expected.append(after[name])
         # In some of the timed calls too, where fp64 costs no more than a few calls.
         deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
-        verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep))
+        verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep), timed=m["timed"])
         if verdict.get("full") and verdict.get("reference") == "fp64":
             for each, want in zip(verdict["outputs"], expected, strict=False):
                 name, error, budget = each["output"], each["relative_norm"], each["budget"]
@@ -355,6 +359,8 @@ class Oracle:
         this = self.rounds[m["call"]]
         for leaf in output_leaves(self.expectation.eager(this.inputs, this.seed)[0]):
             compare.distance(leaf, leaf)
+        for number in this.sessions:
+            self.sessions[number].exported = None
         return {}
 
     def check_held(self, m: dict[str, Any]) -> dict[str, Any]:
@@ -379,7 +385,8 @@ class Oracle:
         """Whether the outputs that were exported again are what the last check saw."""
         session = self.sessions[m["session"]]
         late = "the outputs of a call changed after it had returned and been read: its work was not done by then"
-        return session.unchanged(session.last, late)
+        before, session.last = session.last, None
+        return session.unchanged(before, late)
 
     def _give_back_memory(self) -> None:
         """Runners share the device: what this process only caches is theirs."""

@@ -54,6 +54,10 @@ class Publication:
         except Crowded:
             self.trial.interleaved = False
             self.samples = {}
+            # What failed beside the Program says nothing about the same alone.
+            for name in self.trial.failed_stock:
+                self.trial.notes.pop(name, None)
+            self.trial.failed_stock.clear()
             for index in range(rounds):
                 self._alone(index)
         return self.samples

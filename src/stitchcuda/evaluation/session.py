@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import secrets
 import time
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ KEPT_CALLS, KEPT_SHARE = 3, 1 / 8
 """Timed calls on cpu whose outputs the runner keeps, at most, and among how many there is one."""
 
 KEPT_BYTES = 1 << 30
-"""Larger outputs are not kept beyond the first."""
+"""From this size on outputs are not kept beyond the first."""
 
 
 class Session:
@@ -59,8 +60,8 @@ class Session:
         self.processes = 0
         self.rested = (-1, 0.0)
         """Commands and processor time up to the end of the last exchange"""
-        self.deep = 0
-        """Timed calls that were compared with fp64"""
+        self.deep: Counter[str] = Counter()
+        """Timed calls that were compared with fp64, by input case"""
         self.kept = 0
         """Outputs of timed calls that the runner keeps"""
         self.kept_late = False
