@@ -231,6 +231,25 @@ def test_a_class_of_tensors_named_like_torchs_is_refused(judge: Judge) -> None:
     assert "has type torch.Tensor subclass, expected torch.Tensor" in evaluation.message
 
 
+LEFT_OUT = """
+import sys, types
+layout = sys.modules['stitchcuda_layout']
+if not hasattr(layout, 'whole'):
+    layout.whole = types.FunctionType(layout.pack.__code__, vars(layout))
+    def pack(value, into, *, keep_strides):
+        made = whole(value, into, keep_strides=keep_strides)
+        made['tensors'][0]['offset'] = -1
+        return made
+    layout.pack.__code__ = pack.__code__
+return torch.zeros_like(x)"""
+
+
+def test_outputs_that_are_left_out_of_an_export_are_not_right(judge: Judge) -> None:
+    evaluation = judge(TASK, forward(LEFT_OUT.strip()))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "left out" in evaluation.message
+
+
 CONTAINER = """
 class Items(list):
     def __iter__(self):
