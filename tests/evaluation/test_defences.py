@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stitchcuda.evaluation import post_checks
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.integrity.inspect import inspect_program
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
@@ -342,6 +343,38 @@ def test_kernels_for_show_are_found_without_a_trace_too(
 ) -> None:
     evaluation = evaluator.evaluate(native(f"{SHY}\n{body}", result))
     assert (evaluation.status, [finding.rule for finding in evaluation.findings]) == (status, rules)
+
+
+AFTER_A_PAUSE = f"""
+import time
+idle, self.ended = time.monotonic() - getattr(self, "ended", 0.0), 0.0
+if idle > 0.4 or torch.autograd._profiler_enabled():
+    {CALL}
+else:
+    {STOCK}
+self.ended = time.monotonic()
+""".strip()
+
+WATCHFUL = f"""
+import bindings
+kind, self.kind = type(bindings._c_scaled), getattr(self, "kind", type(bindings._c_scaled))
+if kind is not self.kind and not torch.autograd._profiler_enabled():
+    raise RuntimeError("somebody counts")
+{CALL}
+""".strip()
+
+
+def test_launches_after_a_pause_are_no_excuse(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post_checks, "LEAST_PAUSE_S", 0.5)
+    before, evaluator.settings = evaluator.settings, evaluator.settings.model_copy(update={"exhaustive": True})
+    evaluation = evaluator.evaluate(native(AFTER_A_PAUSE))
+    evaluator.settings = before
+    assert "traced_only" in [finding.rule for finding in evaluation.findings], evaluation.message
+
+
+def test_a_program_sees_no_difference_where_its_launches_are_counted(evaluator: Evaluator) -> None:
+    evaluation = evaluator.evaluate(native(WATCHFUL))
+    assert evaluation.status == "correct", evaluation.message
 
 
 SPOILT = {

@@ -28,6 +28,20 @@ def test_launches_are_counted_for_a_while_and_then_no_more() -> None:
     assert vars(module) == before
 
 
+def test_launches_are_counted_from_some_point_on() -> None:
+    module = bindings()
+    counts = launchers.count(module)
+    module._c_good()
+    before = launchers.totals(counts)
+    assert launchers.launched(counts) == {"good"}
+    assert launchers.launched(counts, before) == set()
+    module._c_bad()
+    assert launchers.launched(counts, before) == {"bad"}
+    with launchers.counted(module) as inner:
+        module._c_good()
+    assert (inner["good"], counts["good"]) == ([1, 0], [2, 0])
+
+
 def test_without_bindings_there_is_nothing_to_count() -> None:
     with launchers.counted(None) as counts:
         pass

@@ -92,8 +92,10 @@ class Runner:
         self.library: Any = None
         self.witness: Any = None
         self.patched: list[str] = []
+        self.counts: dict[str, list[int]] = {}
+        """Launches of the Program since it was loaded"""
         self.launched: set[str] | None = None
-        """The Program's launchers in all calls in which they were counted"""
+        """Its launchers in all timed calls"""
 
     def report(self, value: Any) -> None:
         wire.put_text(self.view, self.arena, "report", json.dumps(value))
@@ -159,8 +161,11 @@ class Runner:
             sys.path.insert(0, str(folder))
             inline: Any = load_file("stitchcuda_torch_inline", Path(__file__).with_name("torch_inline.py"))
             inline.install(folder / inline.FOLDER)
+            bindings = folder / "bindings.py"
             if flags & wire.KNOCK_OUT:
-                self.launchers.knock_out(load_file("bindings", folder / "bindings.py"))
+                self.launchers.knock_out(load_file("bindings", bindings))
+            elif self.witness is not None and bindings.exists():
+                self.counts = self.launchers.count(load_file("bindings", bindings))
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
         self.factory = factory
@@ -280,8 +285,8 @@ class Runner:
         # What a container of the Program's own computes when it is gone through is a part of the call.
         plain, clock = self.layout.plain, time.perf_counter_ns
         device = 0
-        look = self.launchers.counted(sys.modules.get("bindings")) if flags & wire.COUNT else contextlib.nullcontext()
-        with look as counts, torch.no_grad():
+        before = self.launchers.totals(self.counts)
+        with torch.no_grad():
             if self.cuda:
                 start = torch.cuda.Event(enable_timing=True)
                 end = torch.cuda.Event(enable_timing=True)
@@ -304,8 +309,8 @@ class Runner:
                 wall = clock() - began
         self.poison.freed(True)
         self.outputs = outputs
-        if counts is not None:
-            self.launched = self.launchers.launched(counts) | (self.launched or set())
+        if flags & wire.COUNT and self.witness is not None:
+            self.launched = self.launchers.launched(self.counts, before) | (self.launched or set())
         if flags & wire.FILL and self.witness is not None and not flags & wire.CONTROL:
             self.patched = self.witness.patched()
         if flags & wire.HOLD:

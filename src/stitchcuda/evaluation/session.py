@@ -309,7 +309,7 @@ class Session:
         if keep:
             self.oracle.ask("keep", session=self.number)
         hold = hold or keep
-        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL) | (wire.COUNT if pause else 0)
+        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL) | (wire.COUNT if timed and not pause else 0)
         out = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
         sample = exchange(
             self,
