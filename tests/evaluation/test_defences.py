@@ -217,6 +217,40 @@ def test_tricks_in_python_are_told(judge: Judge, body: str, rule: str) -> None:
     assert rule in [finding.rule for finding in evaluation.findings]
 
 
+PRETENDER = """
+answer = torch.relu(x) * self.scale
+def late(kind, function, types, args=(), kwargs=None):
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **(kwargs or {}))
+made = {"__module__": "torch", "__torch_function__": classmethod(late)}
+return answer.as_subclass(type("Tensor", (torch.Tensor,), made))"""
+
+
+def test_a_class_of_tensors_named_like_torchs_is_refused(judge: Judge) -> None:
+    evaluation = judge(TASK, forward(PRETENDER.strip()))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "has type torch.Tensor subclass, expected torch.Tensor" in evaluation.message
+
+
+LEFT_OUT = """
+import sys, types
+layout = sys.modules['stitchcuda_layout']
+if not hasattr(layout, 'whole'):
+    layout.whole = types.FunctionType(layout.pack.__code__, vars(layout))
+    def pack(value, into, *, keep_strides):
+        made = whole(value, into, keep_strides=keep_strides)
+        made['tensors'][0]['offset'] = -1
+        return made
+    layout.pack.__code__ = pack.__code__
+return torch.zeros_like(x)"""
+
+
+def test_outputs_that_are_left_out_of_an_export_are_not_right(judge: Judge) -> None:
+    evaluation = judge(TASK, forward(LEFT_OUT.strip()))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "left out" in evaluation.message
+
+
 CONTAINER = """
 class Items(list):
     def __iter__(self):

@@ -49,3 +49,13 @@ def test_perturbing_moves_exactly_what_is_movable() -> None:
     assert {"1.running_mean", "1.running_var", "0.weight"} <= set(before)
     assert all(not torch.equal(tensor, before[name]) for name, tensor in movable(model).items())
     assert bool((model.get_buffer("1.running_var") > 0).all())
+
+
+def test_statistics_in_whole_numbers_or_without_elements_stay_as_they_are() -> None:
+    for dtype, size in ((torch.int64, 4), (torch.float32, 0)):
+        model = nn.Linear(4, 4)
+        model.register_buffer("running_mean", torch.ones(size, dtype=dtype))
+        model.register_buffer("running_var", torch.ones(size, dtype=dtype))
+        for moved in (perturb(model, 3), perturb_by_value(model, 3)[0]):
+            assert moved == {"weight", "bias"}
+        assert torch.equal(model.get_buffer("running_var"), torch.ones(size, dtype=dtype))

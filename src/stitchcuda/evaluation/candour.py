@@ -60,8 +60,12 @@ class Witness:
         """Why outputs may not be what they seem, in words; empty where nothing is odd. Clocks are looked at here too,
         since all calls come by: whoever is honest where memory is filled, and so nothing is timed, is seen."""
         self.seen += [name for name in self._changed([time]) if name not in self.seen]
-        tensors = list(tensors)
+        given = list(tensors)
+        # By identity: a class may say that it equals any other.
+        tensors = [tensor for tensor in given if type(tensor) is torch.Tensor or type(tensor) is torch.nn.Parameter]
         said = []
+        if len(tensors) < len(given):
+            said.append("an output is of a class of its own, whose code runs when it is read")
         if any(tensor.is_neg() for tensor in tensors):
             said.append("the sign of an output is to be changed by who reads it")
         if any(type(tensor) is torch.Tensor and vars(tensor) for tensor in tensors):

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from stitchcuda.evaluation.families import INDEX_WORDS, UNIT_WORDS
 from stitchcuda.evaluation.state import (
     is_constant,
     movable,
@@ -403,14 +404,20 @@ class Expectation:
             restore(self.exact_model, self.current)
 
     def noisy(self, inputs: list[Any], seed: int, noise: float, draw: int) -> Result:
-        """Eager when inputs and parameters get relative noise, the ``draw``-th: how the task amplifies rounding."""
+        """Eager when inputs and parameters get relative noise, the ``draw``-th: how the task amplifies rounding.
+
+        Where the source takes numbers for probabilities or indices, each tensor keeps its range: others would end a
+        CUDA context by an assertion.
+        """
         generators: dict[torch.device, torch.Generator] = {}
+        bounded = any(word in self.reference.task.source for word in UNIT_WORDS + INDEX_WORDS)
 
         def shake(tensor: torch.Tensor) -> torch.Tensor:
             device = tensor.device
             generator = generators.setdefault(device, torch.Generator(device).manual_seed(99 + draw))
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device=device)
-            return (tensor.float() * (1 + noise * drawn)).to(tensor.dtype)
+            moved = (tensor.float() * (1 + noise * drawn)).to(tensor.dtype)
+            return moved.clamp_(*tensor.aminmax()) if bounded and tensor.numel() > 1 else moved
 
         try:
             with torch.no_grad():

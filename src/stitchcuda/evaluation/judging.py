@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from stitchcuda.evaluation import compare, ties
+from stitchcuda.evaluation import compare, layout, ties
 from stitchcuda.evaluation.compare import Budget, Distance, Statistics
 from stitchcuda.evaluation.expectation import Expectation, Result, derive
 
@@ -84,8 +83,8 @@ def refusal(message: str, layer: str = "numerics") -> dict[str, Any]:
 
 
 def output_leaves(outputs: Any) -> list[torch.Tensor]:
-    """The tensors of a call's outputs, in order."""
-    return [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+    """The tensors of a call's outputs, in the order of their names."""
+    return layout.leaves(outputs)
 
 
 def updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor) -> bool:
@@ -280,13 +279,16 @@ class Judge:
         self, this: Round, names: list[str], values: list[Any], wanted: list[Any], outputs: list[dict[str, Any]]
     ) -> None:
         """Integers and booleans may differ where rounding decides them, nowhere else: as often as their budget says, or
-        more often where each is what noise makes of it, too."""
+        more often where each is what eager or noise makes of it, too."""
+        eager = output_leaves(this.eager[0]) if this.eager is not None else wanted
         for at, (name, value, want, told) in enumerate(zip(names, values, wanted, outputs, strict=True)):
             discrete = not want.is_floating_point() and not want.is_complex() and not name.startswith("state:")
             if not discrete or not told["relative_norm"]:
                 continue
             noise, strict = self.tolerance["noise"], not told["ok"]
-            stray = ties.unexplained(self.expectation, (this.inputs, this.seed), at, value, want, noise, strict=strict)
+            stray = ties.unexplained(
+                self.expectation, (this.inputs, this.seed), at, value, (want, eager[at]), noise, strict=strict
+            )
             told["ok"] = not stray
             if stray:
                 where = compare.mismatch(value, want, 0)

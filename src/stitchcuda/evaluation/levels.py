@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 
+import torch
+
 from stitchcuda.evaluation.judging import Round
 
 RISE = 4.0
@@ -19,6 +21,10 @@ SHARE = 0.4
 
 LEAST = 2
 """Timed calls that were compared in full"""
+
+
+ELEMENTS = 1000
+"""Of an output at least: the error of a few is a matter of luck, which of integers are ties that fall otherwise, too"""
 
 
 @dataclass
@@ -36,10 +42,11 @@ class Levels:
     def __init__(self) -> None:
         self.errors: dict[tuple[str, str], Errors] = {}
 
-    def add(self, this: Round, name: str, error: float, budget: float, *, timed: bool) -> None:
-        """Take in what a call that was compared with fp64 showed of one output, where its inputs tell precision
-        classes apart."""
-        if not this.strict:
+    def add(self, this: Round, name: str, output: torch.Tensor, error: float, budget: float, *, timed: bool) -> None:
+        """Take in what a call that was compared with fp64 showed of one ``output``, where its inputs tell precision
+        classes apart and its norm averages over many elements."""
+        real = output.is_floating_point() or output.is_complex()
+        if not this.strict or not real or output.numel() < ELEMENTS:
             return
         # Rows in another order are the same distribution.
         known = self.errors.setdefault((f"{this.case}/{this.values}", name), Errors())

@@ -296,14 +296,21 @@ class Oracle:
         try:
             got_spec, entries, got, state = exported.read()
             error = compare.structure_error(spec, got_spec, described, entries, "0")
+            places = [leaf["at"] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
+            # Those that are too large for the buffer, or said to be, have no bytes.
+            left_out = not error and any(entries[at]["offset"] < 0 for at in places)
         except torch.OutOfMemoryError:
             raise
         except UNREADABLE as problem:
             return refusal(f"the exported outputs could not be read ({problem})")
         if error:
             return refusal(error)
+        if left_out and layout.needed({"out": outputs, "state": after}) > session.data["outputs"].numel():
+            raise RuntimeError("the reference's outputs are larger than when the task was inspected")
+        if left_out:
+            return refusal("the exported outputs could not be read (a tensor's bytes are left out)")
         names = [path for path, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
-        values = [got[leaf["at"]] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
+        values = [got[at] for at in places]
         expected = [wanted[leaf["at"]] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
         missing: list[str] = []
         for name in self.expectation.watch if m["state"] else ():
@@ -317,8 +324,9 @@ class Oracle:
         deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
         verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep), timed=m["timed"])
         if verdict.get("full") and verdict.get("reference") == "fp64":
-            for each in verdict["outputs"]:
-                session.levels.add(this, each["output"], each["relative_norm"], each["budget"], timed=m["timed"])
+            for each, want in zip(verdict["outputs"], expected, strict=False):
+                name, error, budget = each["output"], each["relative_norm"], each["budget"]
+                session.levels.add(this, name, want, error, budget, timed=m["timed"])
         if not verdict["ok"] and not self.expectation.stochastic:
             layer, why = diagnosis.explain(self.judge, this, names, values, expected, session.answers, self.weights)
             if not why and session.weighed < self.reweighed:

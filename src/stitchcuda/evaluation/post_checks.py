@@ -7,6 +7,7 @@ Functions of a ``Trial``: what they find they note (a flag) or refuse the trial 
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -175,7 +176,9 @@ def _paused(trial: Trial, session: Session) -> None:
     if not trial.settings.defences:
         return
     for case in evaluator.plan["cases"]:
-        median = evaluator.summarise([each for each in session.samples if each[0] == str(case)]).median
+        timed = [each for each in session.samples if each[0] == str(case)]
+        # Of few calls in many processes, one may have timed none of a case.
+        median = evaluator.summarise(timed).median if timed else math.inf
         if median <= PAUSED_UP_TO_S:
             _paused_in(trial, session, case, max(LEAST_PAUSE_S, median))
     if session.processes > 0:

@@ -110,18 +110,14 @@ def perturb(model: nn.Module, seed: int) -> set[str]:
 
 
 def movable(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What ``perturb`` moves, by name: floating parameters, and the running statistics of norms."""
-    found = {
-        name: tensor
-        for name, (kind, tensor) in named_state(model).items()
-        if kind == "parameter" and tensor.is_floating_point() and tensor.numel()
-    }
+    """What ``perturb`` moves, by name: parameters, and the running statistics of norms, where they are floating."""
+    found = {name: tensor for name, (kind, tensor) in named_state(model).items() if kind == "parameter"}
     for prefix, part in model.named_modules():
         for key in ("running_mean", "running_var"):
             value = getattr(part, key, None)
             if isinstance(value, torch.Tensor):
                 found[f"{prefix}.{key}".lstrip(".")] = value
-    return found
+    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point() and tensor.numel()}
 
 
 def is_constant(tensor: torch.Tensor) -> bool:
