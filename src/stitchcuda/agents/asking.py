@@ -19,7 +19,6 @@ from pydantic_ai.settings import ModelSettings
 
 from stitchcuda.agents.prompting import Prompt
 from stitchcuda.agents.providers import DEFAULT_URLS, open_model
-from stitchcuda.agents.reading import Amendable
 from stitchcuda.agents.requests import JournaledModel, Notify, ToolsRefused, UnusableReplies, address_of
 from stitchcuda.agents.roles import ReplyLog
 from stitchcuda.agents.settings import MindSettings, OutputMode, Role
@@ -104,8 +103,7 @@ class Conversation:
                             f"The reply was cut off at its length limit before it was complete ({error}) "
                             "Be brief: the code, hardly any prose."
                         )
-                    again = _AMEND if isinstance(error, Amendable) else _AGAIN
-                    raise ModelRetry(f"{problem.words}{'' if problem.words.endswith('.') else '.'} {again}") from None
+                    raise ModelRetry(f"{problem.words}{'' if problem.words.endswith('.') else '.'} {_AGAIN}") from None
 
             agent: Agent[None, Answer] = Agent(
                 model,
@@ -160,13 +158,6 @@ _MANY = 100
 
 
 _AGAIN = "Answer again from the start with the whole reply: nothing of the last one is kept."
-
-
-_AMEND = (
-    "Edits of the files as your last reply left them will do: for each place the file's path in a heading, then in a "
-    "fence <<<<<<< SEARCH, the lines as they are, =======, the lines as they shall be, >>>>>>> REPLACE, each mark on a "
-    "line of its own. manifest.json is sent whole. Or send every file again."
-)
 
 
 class _Problem:
