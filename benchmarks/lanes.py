@@ -55,15 +55,15 @@ def lanes_of(count: int, *, exclusive: bool) -> list[Lane]:
     gpus = gpu_count()
     if exclusive and count > gpus:
         raise SystemExit(f"{count} lanes want {count} GPUs and this machine has {gpus}: times would disturb each other")
+    shares = shares_of_cores(count) if exclusive else [()] * count
+    return [Lane(index % gpus if gpus > 1 else None, cores) for index, cores in enumerate(shares)]
+
+
+def shares_of_cores(count: int) -> list[tuple[int, ...]]:
+    """This process's cores in ``count`` equal shares, of one core at least, which several then have."""
     cores = sorted(os.sched_getaffinity(0))
     share = max(len(cores) // count, 1)
-    return [
-        Lane(
-            index % gpus if gpus > 1 else None,
-            tuple(cores[index * share % len(cores) : index * share % len(cores) + share]) if exclusive else (),
-        )
-        for index in range(count)
-    ]
+    return [tuple(cores[at * share % len(cores) :][:share]) for at in range(count)]
 
 
 def _cache() -> Path:

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from lanes import Lane, gpu_count
+from lanes import Lane, gpu_count, shares_of_cores
 from provenance import gpu_provenance, write_json, write_text
 
 PROMPT_SEED = 300
@@ -39,14 +39,9 @@ WARM = 3
 """Steps at the beginning that count for no time."""
 
 
-def lanes(count: int, backend: str) -> list[Lane]:
+def places_of(count: int, backend: str) -> list[Lane]:
     """A GPU (none on the CPU) and a share of the cores for each process."""
-    cores = sorted(os.sched_getaffinity(0))
-    share = max(1, len(cores) // count)
-    return [
-        Lane(at if backend == "cuda" else None, tuple(cores[(at * share) % len(cores) :][:share]))
-        for at in range(count)
-    ]
+    return [Lane(at if backend == "cuda" else None, cores) for at, cores in enumerate(shares_of_cores(count))]
 
 
 def one_rank(options: argparse.Namespace, given: list[str]) -> int:
@@ -146,7 +141,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> int:
     if prompts % options.gpus:
         print(f"{prompts} prompts of a step cannot be shared out equally among {options.gpus} processes")
         return 1
-    places = lanes(options.gpus, backend)
+    places = places_of(options.gpus, backend)
     alone = [{"name": f"one-{at}", "draws": draws} for at, draws in enumerate(DRAWS)]
     together = {"name": "all", "draws": DRAWS[0]}
     try:

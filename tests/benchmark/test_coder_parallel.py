@@ -116,7 +116,8 @@ def test_one_process_and_two_are_compared_over_the_same_prompts(cold_start: Path
     assert ended.returncode == 0, ended.stdout + ended.stderr
     report = json.loads((tmp_path / "grpo_parallel.json").read_text())
     assert {name: len(records) for name, records in report["runs"].items()} == {"one-0": 2, "one-1": 2, "all": 2}
-    assert report["seconds"]["all"]["step"] > 0
+    steps = {name: seconds["step"] for name, seconds in report["seconds"].items()}
+    assert report["speedup"] == pytest.approx((steps["one-0"] + steps["one-1"]) / 2 / steps["all"], abs=2e-3)
     assert "2 GPUs" in (tmp_path / "grpo_parallel.md").read_text()
     assert not (cold_start / "arms" / "parallel").exists()
 
