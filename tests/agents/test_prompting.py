@@ -19,13 +19,13 @@ from stitchcuda.agents.prompting import (
     PROGRAM_LIMIT,
     Prompt,
     coder_prompt,
-    fit,
     planner_prompt,
     techniques,
     verifier_prompt,
 )
 from stitchcuda.agents.reading import read_program
 from stitchcuda.agents.references import References
+from stitchcuda.agents.rendering import fit
 from stitchcuda.agents.roles import Attempt
 from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN
 from stitchcuda.knowledge.model import Passage
@@ -154,7 +154,8 @@ def test_the_planner_sees_source_shapes_timeline_and_the_time_to_beat() -> None:
         "float32 [4096, 1024]",
         "NVIDIA H200",
         "memory_bound",
-        "The one to beat: compile, 3 ms",
+        "to beat: compile, 3 ms a call, the fastest stock option (eager 4 ms)",
+        "best program so far: none yet",
     ):
         assert words in message
 
@@ -277,8 +278,11 @@ def test_prompts_for_a_cpu_use_no_word_of_gpus() -> None:
         verifier_prompt(verify_request(**plain, evaluation=evaluation("wrong_output")), ["retry", "replan"]),
     ]
     everything = "".join(prompt.instructions + prompt.message for prompt in prompts)
+    assert "2 cores (so many OpenMP threads), 32 MiB last-level cache" in everything
+    assert "SIMD vectors of 512 bits, 16 float32 each; instruction sets avx2, fma, avx512f" in everything
     everything += json.dumps([Plan.model_json_schema(), Feedback.model_json_schema()])
     words = r"(?i)cuda|__half|tf32|\bSMs?\b|warp|occupancy|\bHBM\b|tensor core|pinned|launch config|wrong stream|graph"
+    words += r"|shared memory|\blaunch(?:es)?\b|\bthe device\b|\bblock size\b|in own kernels"
     assert re.findall(words, everything) == []
 
 
@@ -393,13 +397,14 @@ def test_a_planner_that_is_asked_again_sees_what_new_ideas_start_from_and_every_
         best_seconds=2e-3,
     )
     message = planner_prompt(request).message
-    assert "1.60x over the best stock option, 2 ms a call. Every idea of your plan starts from it" in message
+    assert "best program so far: 2 ms a call, 1.60x over the fastest stock option" in message
+    assert "Every idea of your plan starts from it" in message
     assert 'extern "C"' in message
     assert "Profile of the program by kineto" in message
     assert all(f'"idea {n}": correct, 1.{n}0x' in message for n in range(1, 7))
     assert "given up" not in message
     first = planner_prompt(plan_request("cuda")).message
-    assert "best program so far" not in first
+    assert "The best program so far" not in first
     assert "Ideas that were tried" not in first
 
 

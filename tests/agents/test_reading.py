@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from stitchcuda.agents.reading import read_program
+from stitchcuda.agents.reading import LONGEST_WORDS, explanation, read_program, refusal
 from stitchcuda.errors import ProgramError
 from tests.agents.support import CODER_REPLY, PROGRAM_SOURCE, native_program
 
@@ -83,3 +84,50 @@ def test_a_whole_reply_replaces_the_base_and_a_part_of_one_is_laid_over_it() -> 
     assert sorted(read_program(CODER_REPLY, base, "cpu").files) == ["program.py"]
     part = "### helper.h\n```cpp\nstatic int x;\n```\n"
     assert sorted(read_program(part, base, "cpu").files) == ["helper.h", "kernels.cpp", "program.py"]
+
+
+def test_what_a_reply_says_is_told_apart_from_its_code_and_its_edits() -> None:
+    edits = (
+        "Wider loads.\n\n### kernels.cpp\n```\n<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n```\nThat halves them.\n"
+    )
+    assert explanation(edits) == "Wider loads. That halves them."
+    said = "One pass.\n\nprogram.py\n```python\nx = 1\n```\n## Notes\n`y` is kept."
+    assert explanation(said) == "One pass. Notes `y` is kept."
+    assert len(explanation("word " * 1000)) == LONGEST_WORDS
+
+
+def test_a_refusal_has_a_reason_and_no_code() -> None:
+    assert refusal("NO GAIN\nThe call is at 97 % of its bound.") == "The call is at 97 % of its bound."
+    assert refusal("## NO_GAIN: the part is 1 % of the time") == "the part is 1 % of the time"
+    assert refusal("There is NO GAIN in tiling, so the rows go first.") is None
+    with pytest.raises(ProgramError, match="reason"):
+        refusal("NO GAIN.")
+    for files in (
+        "```python\nclass ModelNew:\n    pass\n```\n",
+        "### kernels.cu\n```\nint x;\n```\n",
+        "kernels.cu\n<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n",
+    ):
+        with pytest.raises(ProgramError, match="holds code"):
+            refusal(f"NO GAIN, but here it is\n{files}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("```\nNO GAIN\nThe call is at its bound.\n```\n", "The call is at its bound."),
+        ("```text\nNO GAIN\n```\nThe call is at its bound.", "The call is at its bound."),
+        ("~~~markdown\n**NO GAIN**\n\nThe call is at its bound.\n~~~", "The call is at its bound."),
+        ("NO GAIN: the loop\n```cuda\nx += y;\n```\nis at its bound", "the loop ```cuda x += y; ``` is at its bound"),
+    ],
+)
+def test_a_refusal_may_stand_in_a_fence_and_quote_code(text: str, reason: str) -> None:
+    assert refusal(text) == reason
+
+
+@pytest.mark.parametrize("line", ["- ", "-./", "a.py ", "- a.h-", "* a.b/"])
+def test_what_a_reply_says_is_read_in_a_time_that_grows_with_its_length(line: str) -> None:
+    # Squares of these lengths are billions of steps.
+    for text in (f"{line}\n" * 30_000, line * 30_000):
+        began = time.process_time()
+        explanation(text)
+        assert time.process_time() - began < 2

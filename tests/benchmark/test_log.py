@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from stitchcuda.benchmark.log import NAME, Log, is_running, read_log
+from stitchcuda.benchmark.log import NAME, Log, read_log
 from stitchcuda.errors import RunError
+from stitchcuda.workflow.lock import is_running
 
 
 def test_what_was_added_is_read_again(tmp_path: Path) -> None:

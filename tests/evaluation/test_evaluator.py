@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from stitchcuda.errors import TaskError
+from stitchcuda.evaluation import post_checks
 from stitchcuda.evaluation.evaluator import Evaluator
-from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.evaluation.publish import Crowded, Publication
+from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions
@@ -181,12 +186,84 @@ def test_stock_options_held_up_by_a_program_are_timed_after_its_end(evaluator: E
     eager = next(session for session in evaluator.stocks.beside() if session.subject.name == "eager")
     evaluator.calls.time([eager], TimingPlan(5, 5, 60))
     trial = Trial(evaluator, NATIVE, "screen")
-    assert trial.slowed([eager], {"eager": scaled(eager, 0.1)}) == {}
+    assert post_checks.slowed(trial, [eager], {"eager": scaled(eager, 0.1)}) == {}
     assert trial.findings == []
     slow = scaled(eager, 100)
-    counted = trial.slowed([eager], {"eager": slow})["eager"]
+    counted = post_checks.slowed(trial, [eager], {"eager": slow})["eager"]
     assert evaluator.summarise(counted).median < 0.5 * evaluator.summarise(slow).median
     assert [(finding.rule, finding.severity) for finding in trial.findings] == [("slows_others", "flag")]
+
+
+FRAGILE = """
+import glob
+def crowded():
+    for path in glob.glob("/proc/[0-9]*/comm"):
+        try:
+            if open(path).read().strip() == "greedy-program":
+                return True
+        except OSError:
+            pass
+    return False
+class Model(nn.Module):
+    def forward(self, x):
+        if __name__ == "stitchcuda_reference" and ALWAYS:
+            raise RuntimeError("there is no room")
+        return torch.relu(x)
+def get_inputs():
+    return [torch.randn(64, 64)]
+def get_init_inputs():
+    return []
+"""
+
+GREEDY = """
+import ctypes
+ctypes.CDLL(None).prctl(15, b"greedy-program", 0, 0, 0)
+class ModelNew(nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+
+
+@pytest.mark.parametrize("tier", ["screen", "publish"])
+def test_a_stock_option_that_fails_beside_a_program_is_timed_after_its_end(evaluator: Evaluator, tier: Tier) -> None:
+    task = make_task(FRAGILE.replace("ALWAYS", "crowded()"))
+    settings = QUICK.model_copy(update={"baselines": True, "publish_calls": 5, "publish_processes": 1})
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=settings) as opened:
+        evaluation = opened.evaluate(program(GREEDY), tier)
+    assert evaluation.status == "correct", evaluation.message
+    assert {"eager", "compile"} <= evaluation.timings.keys()
+    assert [finding.rule for finding in evaluation.findings if finding.rule == "fails_others"]
+
+
+def test_what_failed_beside_a_program_counts_once_all_are_timed_alone(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = Publication._together
+
+    def short(publication: Publication, rounds: Sequence[int]) -> None:
+        if rounds[0]:
+            raise Crowded
+        together(publication, rounds)
+
+    monkeypatch.setattr(Publication, "_together", short)
+    task = make_task(FRAGILE.replace("ALWAYS", "crowded()"))
+    settings = QUICK.model_copy(update={"baselines": True, "publish_calls": 6, "publish_processes": 2})
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=settings) as opened:
+        evaluation = opened.evaluate(program(GREEDY), "publish")
+    assert evaluation.status == "correct", evaluation.message
+    assert evaluation.timings.keys() == {"program", "eager", "compile"}
+    assert not [name for name in evaluation.provenance if name.startswith("baseline:")]
+
+
+def test_one_that_fails_alone_too_is_left_out_and_said_to_do_so(evaluator: Evaluator) -> None:
+    task = make_task(FRAGILE.replace("ALWAYS", "True"))
+    with Evaluator(task, make_facts(), DEVICE, cache=evaluator.cache, settings=QUICK) as opened:
+        opened.settings = QUICK.model_copy(update={"baselines": True})
+        evaluation = opened.evaluate(program(GREEDY))
+    assert evaluation.status == "correct", evaluation.message
+    assert evaluation.timings.keys() == {"program"}
+    assert "by itself too" in str(evaluation.provenance["baseline:eager"])
+    assert not evaluation.findings
 
 
 def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluator: Evaluator) -> None:
@@ -194,7 +271,7 @@ def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluat
     spare.begin()
     evaluator._spare = spare
     try:
-        assert Trial(evaluator, NATIVE, "screen").slowed([], {}) == {}
+        assert post_checks.slowed(Trial(evaluator, NATIVE, "screen"), [], {}) == {}
         assert spare.live.handed == 0
         evaluator.calls.time([], TimingPlan(1, 1, 1))
         assert spare.live.handed > 0
@@ -226,7 +303,26 @@ def test_what_an_evaluation_traced_is_not_traced_again(evaluator: Evaluator, scr
     assert evaluator.trace(NATIVE) is evaluator.trace(NATIVE)
 
 
-def test_a_stock_option_that_fails_is_left_out_and_named(evaluator: Evaluator) -> None:
+def test_a_stock_option_that_failed_beside_a_program_is_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StockOptions, "names", lambda self: ["eager"])
+    with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=SETTINGS) as opened:
+        (eager,) = opened.stocks.beside()
+        eager.failure = Failure("crashed", "the Program ended it")
+        eager.close()
+        assert opened.baselines()["eager"].n
+
+
+def test_a_stock_option_that_fails_is_left_out_and_named(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    warm = StockOptions.warm
+
+    def noted(stocks: StockOptions, session: Session, label: str = "", settled: threading.Event | None = None) -> None:
+        started.append(label)
+        warm(stocks, session, label, settled)
+
+    monkeypatch.setattr(StockOptions, "warm", noted)
     task = make_task("""
 import gc
 @torch.compiler.disable
@@ -250,6 +346,7 @@ def get_init_inputs():
     assert timings["eager"].n
     assert timings["compile"].n == 0
     assert "not under a compiler" in timings["compile"].note
+    assert not [label for label in started if label.startswith("alone")], "it is known to fail by itself"
     for evaluation in evaluations:
         assert evaluation.status == "correct", evaluation.message
         assert set(evaluation.speedup) == {"eager", "over_best"}

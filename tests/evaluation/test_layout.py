@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
-from stitchcuda.evaluation import layout, wire
+from stitchcuda.evaluation import candour, layout, wire
 
 
 def there_and_back(value: Any) -> Any:
@@ -97,3 +99,94 @@ def test_regions_do_not_overlap_and_impossible_lengths_are_refused() -> None:
     memory[offset : offset + 8] = (1 << 40).to_bytes(8, "little")
     with pytest.raises(ValueError, match="claims"):
         wire.get_text(memory, arena, "report")
+
+
+class Lazy(list[Any]):
+    """Claims to hold something else than it does."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(["computed"])
+
+
+class Named(NamedTuple):
+    """A tuple with names."""
+
+    first: int
+    rest: list[int]
+
+
+def test_containers_are_made_plain_by_what_they_hold() -> None:
+    ordered = OrderedDict(a=1, b=2)
+    ordered.move_to_end("a")
+    made = layout.plain((Lazy([1, Lazy([2])]), Named(3, [4]), ordered))
+    assert made == ([1, [2]], (3, [4]), {"b": 2, "a": 1})
+    assert [type(each) for each in made] == [list, tuple, dict]
+    assert list(made[2]) == ["b", "a"]
+    assert type(made[0][1]) is list
+
+
+def late(claimed: type, made: Any) -> Any:
+    """What claims to be of another class, which a look at it gives."""
+    parts = {"__class__": property(lambda _: claimed), "__getattr__": lambda _, name: getattr(made, name)}
+    return type("Late", (), parts)()
+
+
+class Computed(float):
+    """A number that is another when it is read."""
+
+    def __float__(self) -> float:
+        return 7.0
+
+
+class Counted(int):
+    """The same in whole numbers."""
+
+    def __int__(self) -> int:
+        return 7
+
+
+class Spelled(str):
+    """The same in letters."""
+
+    def __str__(self) -> str:
+        return "computed"
+
+
+def test_numbers_and_texts_are_made_plain_by_what_they_hold() -> None:
+    made = layout.plain({Spelled("key"): [Computed(-0.0), Counted(3), Spelled("text"), True, None]})
+    assert [type(each) for each in made] == [str]
+    assert [type(each) for each in made["key"]] == [float, int, str, bool, type(None)]
+    assert made["key"] == [0.0, 3, "text", True, None]
+    assert math.copysign(1, made["key"][0]) == -1
+
+
+@pytest.mark.parametrize(("claimed", "made"), [(torch.Tensor, torch.ones(2)), (list, [1]), (float, 2.0)])
+def test_what_claims_to_be_of_another_class_is_described_by_its_own(claimed: type, made: Any) -> None:
+    spec = layout.describe(layout.plain(late(claimed, made)), [])
+    assert spec == {"kind": "opaque", "type": f"{__name__}.Late"}
+
+
+def named_like_torch() -> Any:
+    """A class of tensors with the name of torch's own, for which it passes as well."""
+
+    class Same(type(torch.Tensor)):  # type: ignore[misc]
+        def __eq__(cls, other: object) -> bool:
+            return True
+
+        __hash__ = type.__hash__
+
+    return Same("Tensor", (torch.Tensor,), {"__module__": "torch"})
+
+
+def test_a_subclass_of_tensor_with_its_name_is_told_apart() -> None:
+    pretender = torch.ones(2).as_subclass(named_like_torch())
+    for tensor, name in [
+        (torch.ones(2), "torch.Tensor"),
+        (torch.nn.Parameter(torch.ones(2)), "torch.nn.parameter.Parameter"),
+        (pretender, "torch.Tensor subclass"),
+    ]:
+        packed = layout.pack(tensor, torch.zeros(512, dtype=torch.uint8), keep_strides=False)
+        assert packed["tensors"][0]["type"] == name
+    seen = candour.Witness([])
+    assert seen.lazy([torch.ones(2), torch.nn.Parameter(torch.ones(2))]) == []
+    assert any("class" in each for each in seen.lazy([pretender]))

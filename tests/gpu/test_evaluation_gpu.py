@@ -13,7 +13,7 @@ import torch
 
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.model import Evaluation
-from stitchcuda.evaluation.session import Planes
+from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
@@ -209,6 +209,43 @@ def test_bf16_class(tmp_path: Path) -> None:
         evaluation = opened.evaluate(python(HONEST))
         show(evaluation)
         assert evaluation.status == "correct", evaluation.message
+
+
+LARGEST = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, a, b):
+        return (a @ b).argmax(dim=-1)
+
+def get_inputs():
+    return [torch.randint(0, 9, (4096, 96)).float(), torch.randint(0, 9, (96, 48)).float()]
+
+def get_init_inputs():
+    return []
+"""
+"""Products of small whole numbers, which are exact: a few per cent of the rows have two that are the largest."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        ("(a @ b).argmax(dim=-1)", "correct"),
+        ("47 - (a @ b).flip(1).argmax(dim=-1)", "correct"),
+        ("torch.where(torch.rand(4096, device=a.device) < 0.01, 7, (a @ b).argmax(dim=-1))", "wrong_output"),
+    ],
+    ids=["first of equals", "last of equals", "guesses some"],
+)
+def test_only_ties_may_fall_otherwise(tmp_path: Path, answer: str, status: str) -> None:
+    device = detect("cuda")
+    task = Task(name="largest", origin="test", source=LARGEST, target=device.target)
+    settings = PLAIN.model_copy(update={"baselines": False})
+    source = f"import torch\nclass ModelNew(torch.nn.Module):\n    def forward(self, a, b):\n        return {answer}\n"
+    with Evaluator(task, facts(task), device, cache=tmp_path, settings=settings) as opened:
+        evaluation = opened.evaluate(Program(files={"program.py": source}))
+        show(evaluation)
+        assert evaluation.status == status, evaluation.message
 
 
 def test_trace_of_the_reference(evaluator: Evaluator) -> None:

@@ -93,6 +93,11 @@ def test_an_operator_that_one_own_kernel_of_another_name_may_do_is_not_called_go
     assert "by a new own kernel, whatever its name, or was not needed" in one_for_one
     dropped = changes(compare(before, profile(1, [kernel("aten::add", 1)])))
     assert "aten::tanh: gone, was 2 ms" in dropped
+    on_cpu = changes(
+        compare(before, profile(2, [kernel("aten::add", 1), kernel("rows", 1, 1, "own")])), unit="operator calls"
+    )
+    assert "aten::tanh: not called any more, was 2 ms in" in on_cpu
+    assert "launch" not in on_cpu
     assert "own kernel" not in dropped
 
 

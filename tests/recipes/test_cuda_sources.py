@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.task.model import Precision
+from tests.recipes import test_full_reduction, test_row_losses
 from tests.recipes.emulation import ARCHITECTURES
 from tests.recipes.support import make_task, model_source, written
 
 NVCC = shutil.which("nvcc") or (shutil.which("/usr/local/cuda/bin/nvcc"))
+FULL = ("full_reduction", "row_losses")
 FUSION = ("pointwise", "row_reduction", "epilogue", "concat", "pool_first", "batch_norm_folding", "cuda_graph")
 
 PROGRAMS: dict[str, tuple[str, list[tuple[int, ...]]]] = {
@@ -43,6 +45,21 @@ def test_fused_kernels_compile(tmp_path: Path, precision: Precision) -> None:
         texts.append(program.files["fused.cu"])
     source = tmp_path / "fused.cu"
     source.write_text(joined(texts))
+    compile_fatbin(source)
+
+
+@pytest.mark.skipif(NVCC is None, reason="needs nvcc")
+def test_reductions_over_everything_compile(tmp_path: Path) -> None:
+    cases = [*test_full_reduction.CASES.values(), *test_row_losses.CASES.values()]
+    cases.append(("return (a * b).double().mean(), (a * b).float().sum()", [(40, 64), (40, 64)]))
+    texts = []
+    for forward, shapes in cases:
+        program = written(make_task(model_source(forward, shapes), "cuda"), FULL)
+        texts += [text for path, text in program.files.items() if path.endswith(".cu")]
+    half = written(make_task(model_source("return F.mse_loss(a, b)", [(40, 64)] * 2), "cuda", precision="bf16"), FULL)
+    texts += [text for path, text in half.files.items() if path.endswith(".cu")]
+    source = tmp_path / "full.cu"
+    source.write_text(joined(list(dict.fromkeys(texts))))
     compile_fatbin(source)
 
 

@@ -74,3 +74,29 @@ def test_concatenation_bias_pooling_and_planes(tmp_path: Path, monkeypatch: pyte
     self.last = nn.Conv2d(16, 7, 1)
     """
     check(forward, [(2, 3, 17, 17)], tmp_path, monkeypatch, init=init)
+
+
+CONVOLUTION = "self.conv = nn.Conv2d(3, 8, 3)"
+
+
+def test_smaller_and_larger_of_two_tensors_join_a_chain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = "x = torch.min(self.conv(a), torch.tensor(0.3)) + b\nreturn torch.max(x * 2, b) * 3"
+    program = check(forward, [(2, 3, 9, 10), (8, 1, 1)], tmp_path, monkeypatch, init=CONVOLUTION)
+    body = program.files["program.py"].split("def forward")[1]
+    assert "_aten.min" not in body
+    assert "_aten.max" not in body
+
+
+def test_a_bias_joins_what_reads_the_convolution_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = "x = self.conv(a)\nreturn (torch.sigmoid(x) + b) * x"
+    program = check(forward, [(2, 3, 9, 10), (8, 1, 1)], tmp_path, monkeypatch, init=CONVOLUTION)
+    convolution = next(line for line in program.files["program.py"].splitlines() if "_aten.conv2d" in line)
+    assert "None" in convolution
+
+
+def test_a_bias_is_added_behind_the_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = "return F.hardtanh(F.max_pool2d(self.conv(a), 2)).mean((2, 3), keepdim=True).tanh()"
+    program = check(forward, [(2, 3, 18, 18)], tmp_path, monkeypatch, init=CONVOLUTION)
+    convolution = next(line for line in program.files["program.py"].splitlines() if "_aten.conv2d" in line)
+    assert "None" in convolution
+    assert "add" in program.files["fused.cu"]

@@ -236,3 +236,71 @@ def test_memory_of_inputs_and_earlier_results_is_never_overwritten(cache: Path) 
         for value, copy, expected in zip(kept, first, model(a), strict=True):
             assert torch.equal(value, copy)
             torch.testing.assert_close(value, expected)
+
+
+VIEWS = [
+    "torch.broadcast_tensors(a, b)[0]",
+    "a.broadcast_to((5, 7))",
+    "a.moveaxis(0, 1)",
+    "a.reshape_as(b)",
+    "torch.atleast_3d(a)",
+    "torch.einsum('ij->ji', a)",
+    "torch.meshgrid((a + 1)[0, :1], b[0], indexing='ij')[1]",
+    "a.mH",
+]
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_inputs_are_not_overwritten_through_views_of_any_name(cache: Path, view: str) -> None:
+    task = make_task(model_source(f"return torch.relu({view}) * 2", [(5, 7), (5, 7)]))
+    with loaded(written(task, FUSION), task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        inputs = reference.inputs(seed=1)
+        kept = [value.clone() for value in inputs]
+        torch.testing.assert_close(new(*inputs), model(*kept))
+        assert all(torch.equal(value, before) for value, before in zip(inputs, kept, strict=True))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_results_are_not_overwritten_through_views_of_any_name(cache: Path, view: str) -> None:
+    forward = f"x = a\na = torch.relu(x) + 1\nreturn a, torch.tanh({view}) * 2"
+    task = make_task(model_source(forward, [(5, 7), (5, 7)]))
+    with loaded(written(task, FUSION), task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        inputs = reference.inputs(seed=1)
+        torch.testing.assert_close(new(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize("view", ["h.moveaxis(0, 1)", "h.mH"])
+def test_what_is_written_through_a_view_of_any_name_is_read_afterwards(cache: Path, view: str) -> None:
+    forward = f"h = a * 2\nh.add_(1)\nz = {view}\nz.mul_(3)\nreturn h + 1, h.sum(1)"
+    task = make_task(model_source(forward, [(5, 7)]))
+    with loaded(written(task, FUSION), task, cache) as module, torch.no_grad():
+        model, new, reference = twins(module, task)
+        inputs = reference.inputs(seed=1)
+        torch.testing.assert_close(new(*inputs), model(*inputs))
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return F.mse_loss(a.t(), b.t()), F.mse_loss(a, b)",
+        "return F.mse_loss(a, b), F.mse_loss(a.t(), b.t())",
+        "return (a.t() * b.t()).relu(), (a * b).relu()",
+        "return (a * b).relu(), (a.t() * b.t()).relu()",
+    ],
+)
+def test_one_kernel_over_several_layouts_is_declared_for_each(cache: Path, forward: str) -> None:
+    task = make_task(model_source(forward, [(64, 48), (64, 48)]))
+    program = written(task, [*FUSION, "full_reduction"])
+    assert program.manifest is not None
+    first, second = program.manifest.launchers
+    assert second.name.startswith(f"{first.name}_")
+    assert_accurate(task, program, cache)
+
+
+def test_one_kernel_over_one_layout_is_declared_once(cache: Path) -> None:
+    forward = "return (a.t() * b.t()).relu(), (b.t() * a.t()).relu(), (a * b).relu(), (b * a).relu()"
+    program = written(make_task(model_source(forward, [(64, 48), (64, 48)])), ["pointwise"])
+    assert program.manifest is not None
+    assert len(program.manifest.launchers) == 2

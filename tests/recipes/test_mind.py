@@ -13,7 +13,10 @@ from stitchcuda.errors import ProgramError
 from stitchcuda.evaluation.model import Evaluation, SpeedOfLight, Status
 from stitchcuda.profiling.model import Profile, Timeline
 from stitchcuda.program.model import Program
+from stitchcuda.recipes.base import Rewriter
+from stitchcuda.recipes.concat import Concat
 from stitchcuda.recipes.mind import mind
+from stitchcuda.recipes.write import write_program
 from stitchcuda.task.model import Task, TaskFacts
 from tests.recipes.support import make_device, make_task, model_source
 
@@ -100,6 +103,28 @@ def test_without_gaps_no_graph_is_tried() -> None:
 def test_where_a_graph_may_pay_the_kernels_are_measured_first() -> None:
     (idea,) = plan_for(make_task(CHAIN, "cuda"), gap=1.7e-4).ideas
     assert ["cuda_graph" in step.recipes for step in idea.steps] == [False, True]
+
+
+def broken_concat(_: Concat, rewriter: Rewriter) -> None:
+    """Changes the graph and fails."""
+    for node in rewriter.graph.nodes:
+        if node.op == "call_function":
+            node.args = ()
+    raise RuntimeError("no such shape")
+
+
+@pytest.mark.filterwarnings("ignore:recipe concat was left out")
+def test_a_recipe_that_fails_is_left_out_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = make_task(CHAIN, "cuda")
+    (whole,) = plan_for(task).ideas
+    names = [name for name in whole.steps[0].recipes if name != "concat"]
+    expected = write_program(task, make_device("cuda"), names)
+    monkeypatch.setattr(Concat, "apply", broken_concat)
+    plan = plan_for(task)
+    assert "concat was left out: it failed on this program (RuntimeError: no such shape)" in plan.summary
+    assert plan.ideas[0].steps[0].recipes == names
+    with pytest.warns(RuntimeWarning, match="recipe concat was left out"):
+        assert write_program(task, make_device("cuda"), [*names, "concat"]).files == expected.files
 
 
 def test_a_plan_without_a_rewrite_says_so() -> None:

@@ -199,6 +199,16 @@ MEMORY_BOUND: dict[str, tuple[str, str, list[tuple[int, ...]]]] = {
         "return F.relu(self.norm(a)).mean([1, 2, 3, 4])",
         [(64, 24, 22, 30, 30)],
     ),
+    "group_norm_pool": (
+        "self.norm = nn.GroupNorm(16, 64)\nself.scale = nn.Parameter(torch.randn(64, 1, 1))",
+        "return torch.clamp(F.max_pool2d(self.norm(a + 3) * self.scale, 4), 0.0, 1.0)",
+        [(64, 64, 126, 126)],
+    ),
+    "group_norm_pool of instances": (
+        "self.norm = nn.InstanceNorm2d(24)",
+        "return F.avg_pool2d(self.norm(a * 5 + 50), 3)",
+        [(64, 24, 189, 200)],
+    ),
     "softmax_pool": (
         "self.conv = nn.Conv3d(3, 16, 3)",
         "return F.max_pool3d(F.max_pool3d(torch.softmax(self.conv(a), 1), 2), 2)",
@@ -224,6 +234,55 @@ def test_kernels_bound_by_memory(cache: Path, name: str) -> None:
     for seed in range(2):
         for mine, eager in errors(task, program, cache, seed=seed):
             assert mine <= max(1e-6, 4 * eager)
+
+
+FULL: dict[str, tuple[str, list[tuple[int, ...]]]] = {
+    "hinge": ("return torch.mean(torch.clamp(1 - a * b, min=0))", [(4096, 16384), (16384,)]),
+    "squares and more": (
+        "return F.mse_loss(a, b), F.smooth_l1_loss(a, b) * 2, (a - b).abs().max(), F.soft_margin_loss(a, b)",
+        [(3000, 4100), (3000, 4100)],
+    ),
+    "divergence": ("return F.kl_div(torch.log(a.abs()), F.softmax(b, -1), reduction='sum')", [(2048, 8192)] * 2),
+    "triplets": ("return F.triplet_margin_loss(a * 0.5, b, c)", [(5000, 8192)] * 3),
+    "triplets of short rows": ("return F.triplet_margin_loss(a * 0.5, b, c, swap=True)", [(50000, 96)] * 3),
+    "cosines": (
+        "return F.cosine_embedding_loss(a, b, torch.sign(c), margin=0.1)",
+        [(9000, 1030)] * 2 + [(9000,)],
+    ),
+    "divergence of softmaxes": (
+        "return F.kl_div(F.log_softmax(a, -1), F.softmax(b, -1), reduction='batchmean')",
+        [(4096, 4096)] * 2,
+    ),
+}
+LOSSES = ("full_reduction", "row_losses")
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_losses_and_reductions_over_everything_in_one_kernel(cache: Path, name: str) -> None:
+    task = make_task(model_source(*FULL[name]), "cuda")
+    program = write_program(task, gpu(), LOSSES)
+    assert program.manifest is not None
+    for seed in range(2):
+        for mine, eager in errors(task, program, cache, seed=seed):
+            assert mine <= max(1e-6, 4 * eager)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_losses_of_sixteen_bit_types(cache: Path, precision: str) -> None:
+    forward = "return F.mse_loss(a, b), F.triplet_margin_loss(a, b, a * b)"
+    task = make_task(model_source(forward, [(3000, 1032)] * 2), "cuda", precision=precision)  # type: ignore[arg-type]
+    assert_accurate(task, write_program(task, gpu(), LOSSES), cache, factor=1.5, floor=4e-3)
+
+
+def test_sums_over_everything_are_the_same_at_every_call_and_in_a_graph(cache: Path) -> None:
+    task = make_task(model_source("return ((a - b) ** 2).sum() * 0.5", [(3001, 4099), (4099,)]), "cuda")
+    found = []
+    for recipes in (LOSSES, (*LOSSES, "cuda_graph")):
+        with loaded(write_program(task, gpu(), recipes), task, cache) as module, torch.no_grad():
+            _, new, reference = twins(module, task)
+            inputs = reference.inputs(seed=4)
+            found += [new(*inputs).clone() for _ in range(20)]
+    assert all(torch.equal(value, found[0]) for value in found)
 
 
 def test_a_loss_with_ignored_rows(cache: Path) -> None:

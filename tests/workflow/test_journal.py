@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from stitchcuda.agents.llm import SpendingLog
 from stitchcuda.agents.roles import ReplyLog, ReplyRecord, RequestKey
 from stitchcuda.errors import InfrastructureError, RunError
-from stitchcuda.workflow.journal import Journal, is_running
+from stitchcuda.workflow.journal import Journal
+from stitchcuda.workflow.lock import is_running
 from stitchcuda.workflow.records import NAME, read_records
 
 

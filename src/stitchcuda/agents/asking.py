@@ -19,6 +19,7 @@ from pydantic_ai.settings import ModelSettings
 
 from stitchcuda.agents.prompting import Prompt
 from stitchcuda.agents.providers import DEFAULT_URLS, open_model
+from stitchcuda.agents.reading import Amendable
 from stitchcuda.agents.requests import JournaledModel, Notify, ToolsRefused, UnusableReplies, address_of
 from stitchcuda.agents.roles import ReplyLog
 from stitchcuda.agents.settings import MindSettings, OutputMode, Role
@@ -103,7 +104,8 @@ class Conversation:
                             f"The reply was cut off at its length limit before it was complete ({error}) "
                             "Be brief: the code, hardly any prose."
                         )
-                    raise ModelRetry(f"{problem.words}{'' if problem.words.endswith('.') else '.'} {_AGAIN}") from None
+                    again = _AMEND if isinstance(error, Amendable) else _AGAIN
+                    raise ModelRetry(f"{problem.words}{'' if problem.words.endswith('.') else '.'} {again}") from None
 
             agent: Agent[None, Answer] = Agent(
                 model,
@@ -158,6 +160,13 @@ _MANY = 100
 
 
 _AGAIN = "Answer again from the start with the whole reply: nothing of the last one is kept."
+
+
+_AMEND = (
+    "Edits of the files as your last reply left them will do: for each place the file's path in a heading, then in a "
+    "fence <<<<<<< SEARCH, the lines as they are, =======, the lines as they shall be, >>>>>>> REPLACE, each mark on a "
+    "line of its own. manifest.json is sent whole. Or send every file again."
+)
 
 
 class _Problem:

@@ -13,8 +13,8 @@ from stitchcuda.agents.fingerprint import cause, fingerprint
 from stitchcuda.agents.plan import Idea, Plan
 from stitchcuda.agents.prompting import coder_prompt, coder_purpose, planner_prompt, verifier_prompt
 from stitchcuda.agents.providers import check_access
-from stitchcuda.agents.reading import read_program
-from stitchcuda.agents.roles import CodeRequest, Mind, PlanRequest, ReplyLog, VerifyRequest
+from stitchcuda.agents.reading import Amendable, check_native_side, explanation, files_of, refusal
+from stitchcuda.agents.roles import CodeRequest, Mind, NoGain, PlanRequest, ReplyLog, VerifyRequest
 from stitchcuda.agents.settings import Limits, MindSettings, Role
 from stitchcuda.agents.spending import Estimate, Meter, Spend, estimate
 from stitchcuda.errors import ModelAccessError, ProgramError
@@ -92,7 +92,7 @@ class LlmPlanner:
 
 
 class LlmCoder:
-    """Asks for a Program; ProgramError with what was wrong when no reply held one."""
+    """Asks for a Program; ProgramError with what was wrong when no reply held one, NoGain where the step is refused."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -101,19 +101,52 @@ class LlmCoder:
         from stitchcuda.agents.asking import NoUsableAnswer
 
         purpose, base = coder_purpose(request)
-
-        def read(text: str) -> Program:
-            try:
-                return read_program(text, base, request.task.target.kind)
-            except ProgramError as error:
-                raise ValueError(str(error)) from None
-
+        reader = _Reader(request, base)
+        role: Role = "repair" if purpose == "repair" else "coder"
         try:
-            return self._conversation.text("repair" if purpose == "repair" else "coder", coder_prompt(request), read)
+            answer = self._conversation.text(role, coder_prompt(request), reader.read)
         except NoUsableAnswer as error:
             raise ProgramError(
                 f"no usable program in {1 + self._conversation.settings.reasks} replies: {error}"
             ) from None
+        if isinstance(answer, str):
+            raise NoGain(answer)
+        return answer
+
+
+class _Reader:
+    """Reads the replies of one conversation; those that come after an unusable one may edit its files."""
+
+    def __init__(self, request: CodeRequest, base: Program | None) -> None:
+        self._request = request
+        self._bases = [base]
+        """What edits may be of: the program that was shown, and before it the files of the last reply."""
+        self._said = ""
+        """What came with those files."""
+
+    def read(self, text: str) -> Program | str:
+        """The Program, or why there is none. Raises ValueError with what is wrong, Amendable where edits will do."""
+        try:
+            if self._request.may_refuse and (reason := refusal(text)) is not None:
+                return reason
+            program = self._files(text)
+        except ProgramError as error:
+            raise ValueError(str(error)) from None
+        try:
+            check_native_side(program, self._request.task.target.kind)
+        except ProgramError as error:
+            self._bases = [program, self._bases[-1]]
+            self._said = explanation(f"{self._said}\n{text}")
+            raise Amendable(str(error)) from None
+        return program.model_copy(update={"notes": explanation(f"{self._said}\n{text}")})
+
+    def _files(self, text: str) -> Program:
+        for base in self._bases[:-1]:
+            try:
+                return files_of(text, base)
+            except ProgramError:
+                continue
+        return files_of(text, self._bases[-1])
 
 
 class LlmVerifier:

@@ -7,25 +7,25 @@ and the message. Lengths are bounded here; what the words say is in the template
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from stitchcuda.agents.difference import difference
 from stitchcuda.agents.feedback import Route
 from stitchcuda.agents.fingerprint import digest
+from stitchcuda.agents.memory import beside, calibration, futile, measured, outcomes
 from stitchcuda.agents.metrics24 import COUNTERS
-from stitchcuda.agents.plan import Step, TensorContract
+from stitchcuda.agents.plan import Step
 from stitchcuda.agents.references import References
-from stitchcuda.agents.roles import CodeRequest, PlanRequest, VerifyRequest
+from stitchcuda.agents.rendering import render
+from stitchcuda.agents.roles import Attempt, CodeRequest, PlanRequest, VerifyRequest
 from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.profiling.agreement import agreement
 from stitchcuda.profiling.compare import compare
 from stitchcuda.profiling.digest import changes
 from stitchcuda.profiling.digest import digest as digest_of
-from stitchcuda.program.model import MANIFEST, Program
-from stitchcuda.task.model import TensorFacts
+from stitchcuda.profiling.model import Profile
+from stitchcuda.program.model import Program
 
 SOURCE_LIMIT = 24_000
 """Characters of a task's source that are shown."""
@@ -33,6 +33,12 @@ PROGRAM_LIMIT = 32_000
 """Characters of a program that are shown."""
 PLANNED_LIMIT = 16_000
 """Characters of the best program that a Planner is shown."""
+FUTILE_SHOWN, OUTCOMES_SHOWN = 6, 4
+"""Steps that gave nothing, and predictions beside what came, the latest."""
+TRIES_SHOWN, OTHERS_SHOWN = 6, 2
+"""Earlier tries on an idea or its like that a Coder is told of, and programs of other ideas."""
+DIFFERENCE_LIMIT = 2_400
+"""Characters of what changed between two programs."""
 IDEAS_SHOWN = 12
 """Earlier ideas of which a Planner is told, the latest."""
 SHORT_SOURCE = 12_000
@@ -61,28 +67,27 @@ class Prompt:
 
 def planner_prompt(request: PlanRequest) -> Prompt:
     """For a Plan."""
-    baselines = request.baselines or {"eager": request.facts.eager_seconds}
-    best = min(baselines, key=lambda name: baselines[name])
-    message = _render(
+    message = render(
         "planner.j2",
         task=request.task,
         facts=request.facts,
         device=request.device,
         profile=request.profile,
-        baselines=baselines,
-        best_name=best,
-        best_seconds=baselines[best],
+        **_agreed(request),
+        **_standing(request),
+        room=request.room,
         attempts=request.attempts,
+        futile=futile(request.tried)[-FUTILE_SHOWN:],
+        outcomes=outcomes(request.tried)[-OUTCOMES_SHOWN:],
+        calibration=calibration(outcomes(request.tried)),
         ideas=request.ideas[-IDEAS_SHOWN:],
         program=request.best,
         limit=PLANNED_LIMIT,
-        best_speedup=request.best_speedup,
-        program_seconds=request.best_seconds,
-        program_profile=digest_of(request.best_profile).rstrip() if request.best_profile else "",
+        program_profile=_digest(request, request.best_profile, request.best_seconds),
         references=request.references,
         source_limit=SOURCE_LIMIT if request.best is None else SHORT_SOURCE,
     )
-    instructions = _render(
+    instructions = render(
         "planner_system.j2", kind=request.task.target.kind, precision=request.task.precision, source_limit=SOURCE_LIMIT
     )
     return Prompt(instructions, message)
@@ -92,7 +97,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
     """For a Program: a draft, an improvement of ``program``, or a repair of ``failed``."""
     purpose, shown = coder_purpose(request)
     evaluation = request.evaluation
-    message = _render(
+    message = render(
         f"coder_{purpose}.j2",
         task=request.task,
         facts=request.facts,
@@ -103,7 +108,7 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         draft=request.draft,
         drafts=1 + max([request.draft, *request.others]),
         others={number: attempt for number, attempt in sorted(request.others.items()) if attempt is not None},
-        baselines=request.baselines,
+        **_standing(request),
         heading="Your step",
         program=shown,
         limit=PROGRAM_LIMIT,
@@ -111,16 +116,18 @@ def coder_prompt(request: CodeRequest) -> Prompt:
         outdone=request.outdone,
         log=_log(evaluation),
         feedback=request.feedback,
-        attempts=request.attempts,
+        tries=_tries(request, purpose),
+        measured=measured(request.tried, request.idea, request.step),
         techniques=techniques(request.step, request.task.target.kind),
         references=request.references,
         source_limit=_source_room(shown, request.references),
     )
-    instructions = _render(
+    instructions = render(
         "coder_system.j2",
         kind=request.task.target.kind,
         precision=request.task.precision,
-        edits=purpose != "draft",
+        edits=shown is not None,
+        may_refuse=request.may_refuse,
     )
     return Prompt(instructions, message)
 
@@ -138,7 +145,7 @@ def coder_purpose(request: CodeRequest) -> tuple[Purpose, Program | None]:
 
 def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
     """For Feedback that takes one of ``routes``."""
-    message = _render(
+    message = render(
         "verifier.j2",
         task=request.task,
         device=request.device,
@@ -149,22 +156,25 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
         limit=20_000,
         evaluation=request.evaluation,
         log=_log(request.evaluation),
-        profile=digest_of(request.profile).rstrip() if request.profile else "",
+        profile=_digest(request, request.profile, _timed(request.evaluation)),
         unprofiled=request.unprofiled,
         start=request.start,
-        start_profile=digest_of(request.start_profile).rstrip() if request.start_profile else "",
+        said=request.program.notes,
+        parent=request.parent,
+        difference=_difference(request),
+        measured=request.gain,
+        start_profile=_digest(request, request.start_profile, 0.0),
         same_as=request.same_as,
         changes=_changes(request),
-        best_speedup=request.best_speedup,
-        best_seconds=request.best_seconds,
+        **_standing(request),
+        room=request.room,
         last_step=request.last_step,
         attempts=request.attempts,
         references=request.references,
         heading="The step that it implements",
-        baselines={},
         source_limit=8_000,
     )
-    instructions = _render(
+    instructions = render(
         "verifier_system.j2",
         kind=request.task.target.kind,
         correct=request.evaluation.passed,
@@ -175,17 +185,67 @@ def verifier_prompt(request: VerifyRequest, routes: list[Route]) -> Prompt:
     return Prompt(instructions, message)
 
 
+def _tries(request: CodeRequest, purpose: Purpose) -> list[Attempt]:
+    """What the Coder is told of earlier tries; a draft is told of the other drafts apart."""
+    others = request.others.values() if purpose == "draft" else []
+    known = {other.number for other in others if other is not None}
+    tried = request.tried or request.attempts
+    near = beside(tried, request.idea, request.step, limit=TRIES_SHOWN, besides=OTHERS_SHOWN)
+    return [attempt for attempt in near if attempt.number not in known]
+
+
+def _digest(request: PlanRequest | VerifyRequest, profile: Profile | None, timed_seconds: float) -> str:
+    if profile is None:
+        return ""
+    return digest_of(profile, timed_seconds=timed_seconds, kind=request.task.target.kind).rstrip()
+
+
+def _timed(evaluation: Evaluation) -> float:
+    """Seconds of the Program's median call; 0 where it was not timed."""
+    timing = evaluation.timings.get("program")
+    return timing.median if timing is not None else 0.0
+
+
+def _agreed(request: PlanRequest) -> dict[str, str]:
+    """Why the reference's Profile is doubtful, and what a timed call has on top; '' where there is nothing to say."""
+    agreed = agreement(request.profile, request.baselines.get("eager", 0.0), request.task.target.kind)
+    if agreed is None:
+        return {"disagreement": "", "overhead": ""}
+    return {"disagreement": agreed.sentence, "overhead": agreed.overhead}
+
+
+def _difference(request: VerifyRequest) -> str:
+    if request.parent_program is None:
+        return ""
+    return difference(request.parent_program, request.program, DIFFERENCE_LIMIT)
+
+
+def _standing(request: PlanRequest | CodeRequest | VerifyRequest) -> dict[str, Any]:
+    """What there is to beat: the stock options, the fastest by name, and the best program so far."""
+    stock = request.baselines
+    if not stock and isinstance(request, PlanRequest):
+        stock = {"eager": request.facts.eager_seconds}
+    return {
+        "baselines": stock,
+        "stock_name": min(stock, key=lambda name: stock[name]) if stock else "",
+        "best_number": request.best_number,
+        "best_speedup": request.best_speedup,
+        "best_seconds": request.best_seconds,
+    }
+
+
 def _changes(request: VerifyRequest) -> str:
     """What a Program's Profile shows beside the reference's; '' without both."""
     if request.profile is None or request.reference_profile is None:
         return ""
-    return changes(compare(request.reference_profile, request.profile)).rstrip()
+    unit = "launches" if request.task.target.kind == "cuda" else "operator calls"
+    return changes(compare(request.reference_profile, request.profile), unit=unit).rstrip()
 
 
 def judge_prompt(request: VerifyRequest) -> Prompt:
     """For the judge of the coder-judge scheme: one program, no step, no history."""
     profile = request.profile
-    message = _render(
+    message = render(
         "scheme_judge.j2",
         task=request.task,
         device=request.device,
@@ -194,11 +254,13 @@ def judge_prompt(request: VerifyRequest) -> Prompt:
         evaluation=request.evaluation,
         log=_log(request.evaluation),
         profile=profile,
+        disagreement="",
+        overhead="",
         counters=profile.counters if profile else [],
         selected=frozenset(COUNTERS),
         source_limit=SOURCE_LIMIT,
     )
-    instructions = _render("scheme_judge_system.j2", kind=request.task.target.kind, correct=request.evaluation.passed)
+    instructions = render("scheme_judge_system.j2", kind=request.task.target.kind, correct=request.evaluation.passed)
     return Prompt(instructions, message)
 
 
@@ -237,121 +299,3 @@ def _log(evaluation: Evaluation | None) -> str:
     if evaluation is None or not evaluation.log or evaluation.passed:
         return ""
     return digest(evaluation.log)
-
-
-@cache
-def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("stitchcuda.agents", "prompts"),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=False,
-        autoescape=False,
-    )
-    environment.filters.update(
-        tensor=_tensor,
-        contract=_contract,
-        seconds=_seconds,
-        bytes=_bytes,
-        rate=_rate,
-        count=_count,
-        percent=lambda share: f"{100 * share:.1f} %",
-        factor=lambda value: f"{value:.2f}x",
-        short=_short,
-        quoted=lambda text: _quoted(text.replace(_KEPT_NEWLINE, " ")),
-        fit=lambda text, limit: _quoted(fit(text, limit)),
-        isa=_isa,
-        listing=_listing,
-        language=_language,
-    )
-    return environment
-
-
-def _render(template: str, **values: Any) -> str:
-    kind = values["kind"] if "kind" in values else values["task"].target.kind
-    precision = values["precision"] if "precision" in values else values["task"].precision if "task" in values else ""
-    text = _environment().get_template(template).render({**values, "kind": kind, "precision": precision})
-    text = re.sub(r"\n+(?=#{2,3} )", "\n\n", text)
-    return re.sub(r"\n{3,}", "\n\n", text).replace(_KEPT_NEWLINE, "\n").strip() + "\n"
-
-
-_KEPT_NEWLINE = "\ue000"
-"""Stands for the newlines of quoted files while blank lines are tidied: edits must find a file's exact text."""
-
-
-def _quoted(text: str) -> str:
-    return text.replace("\n", _KEPT_NEWLINE)
-
-
-def fit(text: str, limit: int) -> str:
-    """``text`` with its middle left out where it is longer than ``limit`` characters; the cut is marked."""
-    if len(text) <= limit:
-        return text.rstrip()
-    head, tail = limit * 2 // 3, limit // 3
-    left_out = len(text) - head - tail
-    return f"{text[:head].rstrip()}\n# [... {left_out:,} characters left out ...]\n{text[-tail:].lstrip()}"
-
-
-def _listing(program: Program, limit: int) -> Iterator[tuple[str, str]]:
-    """Files in reading order with their text, the manifest last, within ``limit`` characters together."""
-    files = {path: text for path, text in program.files.items() if path != MANIFEST}
-    share = max(2_000, limit // max(1, len(files)))
-    spare = limit - sum(min(len(text), share) for text in files.values())
-    for path in sorted(files, key=lambda name: (name != "program.py", name)):
-        room = share + max(0, spare) if len(files[path]) > share else share
-        yield path, _quoted(fit(files[path], room))
-    if program.manifest is not None:
-        yield MANIFEST, program.manifest.model_dump_json(exclude_defaults=True)
-
-
-def _language(path: str) -> str:
-    return {"py": "python", "cu": "cuda", "cuh": "cuda", "cpp": "cpp", "h": "cpp", "json": "json"}.get(
-        path.rpartition(".")[2], ""
-    )
-
-
-def _tensor(item: TensorFacts | str) -> str:
-    if isinstance(item, str):
-        return f"the value {_short(item, 120)}"
-    return f"{item.dtype} [{', '.join(map(str, item.shape))}]"
-
-
-def _contract(item: TensorContract) -> str:
-    return f"{item.name}: {item.dtype} [{', '.join(map(str, item.shape))}], {item.layout}"
-
-
-def _short(text: str, limit: int) -> str:
-    flat = " ".join(str(text).split()).replace("|", "/")
-    return flat if len(flat) <= limit else flat[: limit - 1] + "…"
-
-
-def _isa(features: list[str]) -> str:
-    return ", ".join(name for name in features if re.match(r"(avx|fma|sse4|amx|neon|sve|asimd|f16c)", name))
-
-
-def _seconds(value: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if value * factor >= 1.0 or unit == "µs":
-            return f"{value * factor:.3g} {unit}"
-    raise AssertionError
-
-
-def _bytes(value: float) -> str:
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.4g} {unit}"
-        value /= 1024
-    raise AssertionError
-
-
-def _rate(value: float, unit: str) -> str:
-    for prefix in ("", "k", "M", "G", "T", "P"):
-        if value < 1000 or prefix == "P":
-            return f"{value:.3g} {prefix}{unit}"
-        value /= 1000
-    raise AssertionError
-
-
-def _count(value: float) -> str:
-    return _rate(value, "").strip()

@@ -1,4 +1,5 @@
-"""A Coder's reply to a Program, with the checks that catch what would otherwise fail late or silently.
+"""A Coder's reply to a Program, or to why there shall be none, with the checks that catch what would otherwise fail
+late or silently.
 
 Each error is a ProgramError whose words can be sent back to the model. Parsing itself is ``program.parse``; what is
 checked here besides is that Python side, manifest and C prototypes agree: arguments that differ only between
@@ -30,7 +31,31 @@ _C_TYPES: dict[str, frozenset[str]] = {
 _KNOWN_TYPES = frozenset().union(*_C_TYPES.values())
 
 
+LONGEST_WORDS = 600
+"""Characters that are kept of what a Coder says about its program, or of why it wrote none."""
+
+_REFUSAL = re.compile(r"\W*NO[ _]GAIN\b[\W_]*(?P<reason>.*)", re.DOTALL)
+_FENCED = re.compile(r"^ {0,3}(?P<marks>`{3,}|~{3,}).*?(?:^ {0,3}(?P=marks)[^\n]*$|\Z)", re.DOTALL | re.MULTILINE)
+_EDIT = re.compile(r"^<<<<<<< SEARCH.*?(?:^>>>>>>> REPLACE[^\n]*$|\Z)", re.DOTALL | re.MULTILINE)
+_OUTER = re.compile(
+    r"\s*(?P<marks>`{3,}|~{3,})[^\n]*\n(?P<inside>.*?)^ {0,3}(?P=marks)[ \t]*$", re.DOTALL | re.MULTILINE
+)
+# No class may match what the next one can: a reply of nothing but such lines would cost the square of its length.
+_NAMES = re.compile(r"^[^\w\n]*\w[\w./-]*\.(?:py|cuh?|cpp|h|json)[^\w\n]*$|^#+ ", re.MULTILINE)
+
+
+class Amendable(ValueError):
+    """What is wrong with a reply whose files could be read: edits of them will do."""
+
+
 def read_program(text: str, base: Program | None, target: Literal["cuda", "cpu"]) -> Program:
+    """The Program in a reply, whose Python side, manifest and C prototypes agree. Raises ProgramError."""
+    program = files_of(text, base)
+    check_native_side(program, target)
+    return program
+
+
+def files_of(text: str, base: Program | None) -> Program:
     """The Program in a reply.
 
     Search/replace blocks edit ``base``. A reply that is a whole program by itself replaces ``base``; otherwise its
@@ -41,12 +66,41 @@ def read_program(text: str, base: Program | None, target: Literal["cuda", "cpu"]
     if not text.strip():
         raise ProgramError("The reply is empty; expected the program's files.")
     if base is not None and "<<<<<<< SEARCH" in text:
-        program = parse_edits(text, base)
-    else:
-        whole = _whole(text) if base is not None else None
-        program = whole or parse_reply(text, base=base)
-    check_native_side(program, target)
-    return program
+        return parse_edits(text, base)
+    whole = _whole(text) if base is not None else None
+    return whole or parse_reply(text, base=base)
+
+
+def refusal(text: str) -> str | None:
+    """Why a step is refused, where the reply says NO GAIN in place of a program; else None.
+
+    The refusal may stand in a fence, and its reason may quote code. Raises ProgramError for a refusal without a
+    reason, or with a program's files.
+    """
+    from stitchcuda.program.parse import holds_files
+
+    fence = _OUTER.match(text)
+    if fence is not None and _REFUSAL.match(fence["inside"]):
+        text = fence["inside"] + text[fence.end() :]
+    match = _REFUSAL.match(text)
+    if match is None:
+        return None
+    if holds_files(text):
+        raise ProgramError("The reply says NO GAIN and holds code; send either the program, or NO GAIN and the reason.")
+    reason = _flat(match["reason"])
+    if len(reason) < len("too slow"):
+        raise ProgramError("NO GAIN needs its reason: the figures that show that this step cannot help.")
+    return reason
+
+
+def explanation(text: str) -> str:
+    """What a reply says beside its code: files, edits and their names left out."""
+    return _flat(_NAMES.sub(" ", _EDIT.sub(" ", _FENCED.sub(" ", text))))
+
+
+def _flat(text: str) -> str:
+    words = " ".join(text.split())
+    return words if len(words) <= LONGEST_WORDS else words[: LONGEST_WORDS - 1] + "…"
 
 
 def _whole(text: str) -> Program | None:

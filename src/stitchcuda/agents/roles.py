@@ -35,6 +35,29 @@ class Attempt(BaseModel):
     diagnosis: str = ""
     suggestion: str = ""
 
+    # What follows from other effects is not journaled again.
+    draft: int = Field(default=0, exclude=True, description="0, 1, ...: which draft of the idea")
+    planned: Step | None = Field(default=None, exclude=True, description="the step that it worked on")
+    did: str = Field(default="", exclude=True, description="what its author says of it")
+    seconds: float = Field(default=0.0, exclude=True, description="its median call; 0: not timed")
+    gain: float | None = Field(default=None, exclude=True, description="over what the step started from")
+    within: tuple[float, float] | None = Field(
+        default=None, exclude=True, description="between what over_best lies, where the figure is doubtful"
+    )
+    same_as: int | None = Field(default=None, exclude=True, description="the first program with the same files")
+
+
+class Room(BaseModel):
+    """What is left of the run's budget; None where nothing bounds it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    candidates: int | None = Field(default=None, description="programs, repairs not counted")
+    seconds: float | None = Field(default=None, description="of wall time")
+    tokens: int | None = Field(default=None, description="input plus output of model requests")
+    usd: float | None = Field(default=None, description="dollars of model requests")
+    plans: int | None = Field(default=None, description="further plans, this one apart")
+
 
 class PlanRequest(BaseModel):
     """What the Planner sees."""
@@ -47,11 +70,14 @@ class PlanRequest(BaseModel):
     profile: Profile = Field(description="of the reference")
     baselines: dict[str, float] = Field(description="median seconds by baseline")
     attempts: list[Attempt] = Field(default_factory=list, description="when replanning: what was tried")
+    tried: list[Attempt] = Field(default_factory=list, description="every attempt so far")
     ideas: list[Attempt] = Field(default_factory=list, description="of every idea tried, its best attempt")
     best: Program | None = Field(default=None, description="the best program so far, from which new ideas start")
+    best_number: int | None = Field(default=None, description="its number")
     best_profile: Profile | None = None
     best_speedup: float = Field(default=0.0, description="its over_best")
     best_seconds: float = Field(default=0.0, description="its median call")
+    room: Room | None = Field(default=None, description="what is left of the budget; None: not told")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
     @property
@@ -81,8 +107,13 @@ class CodeRequest(BaseModel):
     outdone: bool = Field(
         default=False, description="evaluation and feedback are of a slower program that was made from ``program``"
     )
+    may_refuse: bool = Field(default=False, description="NO GAIN and a reason is an answer, too")
     attempts: list[Attempt] = Field(default_factory=list)
+    tried: list[Attempt] = Field(default_factory=list, description="every attempt of earlier rounds and of this turn")
     baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
+    best_number: int | None = Field(default=None, description="number of the run's best program so far")
+    best_speedup: float = Field(default=0.0, description="its over_best")
+    best_seconds: float = Field(default=0.0, description="its median call")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
 
 
@@ -97,17 +128,27 @@ class VerifyRequest(BaseModel):
     step: Step
     program: Program
     evaluation: Evaluation
+    gain: float | None = Field(default=None, description="of a correct program, over what its step started from")
     profile: Profile | None = Field(default=None, description="of a correct program")
     reference_profile: Profile | None = None
     unprofiled: str = Field(default="", description="why a correct program has no profile")
     start: int | None = Field(default=None, description="number of the program that it was made from")
+    parent: int | None = Field(default=None, description="number of the program whose text it changes")
+    parent_program: Program | None = Field(default=None, description="that one: what it repairs, or was made from")
     start_profile: Profile | None = Field(default=None, description="of that one, where the program's own is missing")
     same_as: int | None = Field(default=None, description="number of the first program with the same files")
-    best_speedup: float = Field(default=0.0, description="over_best of the run's best program so far")
+    baselines: dict[str, float] = Field(default_factory=dict, description="median seconds by baseline, where known")
+    best_number: int | None = Field(default=None, description="number of the run's best program so far")
+    best_speedup: float = Field(default=0.0, description="its over_best")
     best_seconds: float = Field(default=0.0, description="its median call")
+    room: Room | None = Field(default=None, description="what is left of the budget; None: not told")
     attempts: list[Attempt] = Field(default_factory=list)
     last_step: bool = Field(default=False, description="no step of the idea follows")
     references: References | None = Field(default=None, description="what was looked up; None when nothing is")
+
+
+class NoGain(Exception):
+    """A Coder's answer in place of a Program: nothing is to be gained by the Step, and why."""
 
 
 class Planner(Protocol):
@@ -117,7 +158,8 @@ class Planner(Protocol):
 
 
 class Coder(Protocol):
-    """Implements one Step; raises ProgramError when its answer holds no usable program."""
+    """Implements one Step. Raises ProgramError when its answer holds no usable program, and NoGain where it refuses a
+    Step that it may refuse."""
 
     def code(self, request: CodeRequest) -> Program: ...
 

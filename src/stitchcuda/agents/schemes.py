@@ -74,13 +74,13 @@ class _Blind:
 
 
 class _WithoutHistory:
-    """A Coder and a Verifier that see the last program and its Feedback, and no earlier attempt."""
+    """A Coder and a Verifier that see the last program and its Feedback, no earlier attempt and no best one."""
 
     def __init__(self, coder: Coder, verifier: Verifier) -> None:
         self._coder, self._verifier = coder, verifier
 
     def code(self, request: CodeRequest) -> Program:
-        return self._coder.code(request.model_copy(update={"attempts": [], "others": {}}))
+        return self._coder.code(request.model_copy(update={"attempts": [], "tried": [], "others": {}, "baselines": {}}))
 
     def verify(self, request: VerifyRequest) -> Feedback:
         return self._verifier.verify(request.model_copy(update={"attempts": [], "reference_profile": None}))

@@ -114,7 +114,7 @@ def read_record(item: Item, run: RunFolder, folder: Path) -> Record:
     measured = [Measured.model_validate(r.data) for r in records if r.kind == "evaluation"]
     prepared = next((Prepared.model_validate(r.data) for r in records if r.kind == "prepared"), None)
     best = _best(run) if result.best else None
-    programs = _programs(measured, sum(1 for r in records if r.kind == "program" and not r.data.get("program")))
+    programs = _programs(measured, sum(1 for r in records if r.kind == "program" and r.data.get("problem")))
     device_seconds = measured_seconds(run.path.parent / HELD) or sum(r.seconds for r in records if r.kind in MEASURING)
     spent = result.spent
     unpriced = spent.usd == 0 and spent.input_tokens + spent.output_tokens > 0

@@ -8,7 +8,6 @@ journal it is not replayed in order: items end in any order, so that the newest 
 from __future__ import annotations
 
 import datetime
-import fcntl
 import hashlib
 import json
 import os
@@ -19,10 +18,10 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from stitchcuda.errors import RunError
+from stitchcuda.workflow.lock import take_lock
 from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
 
 NAME = "journal.jsonl"
-LOCK = "lock"
 
 Kind = Literal["begun", "item", "record", "failed", "stopped", "resumed", "ended"]
 """begun: settings and items. item: one is started. record: one is done. failed: the machine failed at one. stopped and
@@ -75,14 +74,10 @@ class Log:
         self.folder = folder
         self.path = folder / NAME
         self._guard = threading.Lock()
-        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._lock = take_lock(folder)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.entries, length = read_log(self.path) if self.path.exists() else ([], 0)
             self._stream = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        except BlockingIOError:
-            os.close(self._lock)
-            raise RunError(f"{folder} is in use by another stitchcuda process; wait for it or stop it first.") from None
         except BaseException:
             os.close(self._lock)
             raise
@@ -126,19 +121,3 @@ class Log:
                 raise
             self._end = (length + len(raw), line["sha256"])
             self.entries.append(Entry(kind, line["data"], line["at"], line["sha256"]))
-
-
-def is_running(folder: Path) -> bool:
-    """A process works on this sweep now."""
-    try:
-        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(handle)

@@ -6,14 +6,11 @@ import importlib.metadata
 import os
 import platform
 import queue
-import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from stitchcuda import __version__
 from stitchcuda.benchmark.folder import SETTINGS, Sweep, to_toml, told, write_results
@@ -27,9 +24,9 @@ from stitchcuda.benchmark.suite import absent_of, answers_to, items_of
 from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
 from stitchcuda.hardware.detect import detect, torch_version, usable_cores
 from stitchcuda.workflow.events import Silent
+from stitchcuda.workflow.interruption import stopped_in_order
 from stitchcuda.workflow.records import NAME as RUN_JOURNAL
 from stitchcuda.workflow.records import REPLY, read_records
-from stitchcuda.workflow.run import Interrupted
 from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
 
 GRACE_SECONDS = 5.0
@@ -128,7 +125,7 @@ class Running:
             self.todo.put(item)
         threads = min(self.config.jobs, len(opened))
         try:
-            with _asked_to_stop(self.folder), self.place:
+            with stopped_in_order(self.folder), self.place:
                 if threads <= 1:
                     self._work()
                 else:
@@ -268,27 +265,6 @@ def _spent(folder: Path) -> float:
     for path in folder.glob(f"items/*/*/{RUN_JOURNAL}"):
         total += sum(float(record.data["usd"]) for record in read_records(path)[0] if record.kind == REPLY)
     return total
-
-
-@contextmanager
-def _asked_to_stop(folder: Path) -> Iterator[None]:
-    """Raise Interrupted in the main thread on SIGINT and SIGTERM; a second one is not waited for."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_DFL)
-        raise Interrupted(folder, number)
-
-    try:
-        before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
 
 
 def machine() -> dict[str, str]:

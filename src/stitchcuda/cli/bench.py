@@ -349,7 +349,7 @@ def _run(config: SweepConfig, context: typer.Context, name: str) -> None:
 def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: bool) -> None:
     """Do it, say how it goes on stderr, print the table, and exit as it ended."""
     from stitchcuda.errors import StitchError
-    from stitchcuda.workflow.run import Interrupted
+    from stitchcuda.workflow.interruption import Interrupted
 
     try:
         sweep = run(lambda line: typer.echo(line, err=True))

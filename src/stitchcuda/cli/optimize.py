@@ -165,7 +165,7 @@ def _held(compute: str) -> Iterator[None]:
 def show(run: Callable[[EventSink], Result], config: RunConfig, *, live: bool, as_json: bool) -> None:
     """Do a run with a view on it, print how it ended, and exit as it ended."""
     from stitchcuda.report.terminal import TerminalView, new_console, result_lines, wants_live
-    from stitchcuda.workflow.run import Interrupted
+    from stitchcuda.workflow.interruption import Interrupted
 
     console = new_console(stderr=as_json)
     live = live and not as_json and not config.approve_plan and wants_live(console)

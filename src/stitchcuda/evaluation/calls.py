@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.schedule import case_at, follows, related
-from stitchcuda.evaluation.session import Session
+from stitchcuda.evaluation.session import KEPT_BYTES, Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.timing import Sample, TimingPlan
 
@@ -22,10 +22,14 @@ if TYPE_CHECKING:
 Check = Callable[[dict[str, Any], bool], None]
 """Takes the oracle's verdict on a call of a Program, and whether it was checked in full; raises Failure to end."""
 
-RELATED = ("permuted", "probe")
-RELATED_SHARE = 0.25
-"""Share of the timed calls whose inputs are those of the call before in another order, or but for a few elements;
-beside one of each that every batch has."""
+VARIED = ("signed", "permuted", "probe")
+VARIED_SHARE = 0.25
+"""Share of the timed calls whose inputs are not drawn as the Task draws them: with random signs, in which low precision
+shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
+"""
+
+DEEP_SHARE, DEEP_CALLS = 1 / 3, 5
+"""Share of the timed calls on the Task's own inputs compared with fp64, and how many of each input case at most."""
 
 QUICK_S = 0.05
 """Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
@@ -34,6 +38,14 @@ machine, about a second."""
 
 def ignore(verdict: dict[str, Any], full: bool) -> None:
     """A Check that ends nothing."""
+
+
+def _give_up(session: Session, failure: Failure) -> None:
+    """Close a stock option that has failed, which is left out from then on; raise a Program's failure."""
+    if not session.subject.trusted:
+        raise failure
+    session.failure = failure
+    session.close()
 
 
 class Calls:
@@ -100,10 +112,7 @@ class Calls:
                     pause=pause,
                 )
             except Failure as failure:
-                if not session.subject.trusted:
-                    raise
-                session.failure = failure
-                session.close()
+                _give_up(session, failure)
                 continue
             if timed and session.subject.trusted:
                 played.append((session, sample, {}))
@@ -115,15 +124,16 @@ class Calls:
                 full=full,
                 hold=hold,
                 state=state,
-                inputs=not session.subject.trusted,
                 again=again,
+                timed=timed,
+                deep=timed and not pause and self._deep(session, case, family),
             )
             if again and verdict["ok"]:
                 late = session.look_again(number)
                 if late:
                     verdict |= {"ok": False, "message": late, "rule": "late_write", "layer": "memory"}
             if timed and session.beside is not None:
-                session.beside.exchange_without_program()
+                session.beside.exchange_without_program(case)
             session.missing_state.update(verdict["missing_state"])
             if session.subject.trusted and not verdict["ok"]:
                 session.note = f"not within the error budget: {verdict['message'][:200]}"
@@ -141,6 +151,15 @@ class Calls:
             return False
         return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
 
+    def _deep(self, session: Session, case: str | None, family: str) -> bool:
+        """Whether to compare a timed call with fp64."""
+        key = str(case)
+        if family or not self.settings.defences or session.deep[key] >= DEEP_CALLS:
+            return False
+        chosen = session.drawn(f"deep, case: {key}", DEEP_SHARE)
+        session.deep[key] += chosen
+        return chosen
+
     def warm_up(
         self,
         session: Session,
@@ -151,9 +170,9 @@ class Calls:
         label: str = "check",
     ) -> None:
         """The first calls: ``full`` of each case against fp64, then more until warm. Some of a Program's outputs are
-        held, and all its full checks but the first are on families of inputs; where ``full`` asks for some of these,
-        the others follow while ``family_seconds`` last, and on cpu in any case where the reference is quick: which
-        families a Program meets must not depend on what else the machine does."""
+        held, of each case, and all its full checks but the first are on families of inputs; where ``full`` asks for
+        some of these, the others follow while ``family_seconds`` last, and on cpu in any case where the reference is
+        quick: which families a Program meets must not depend on what else the machine does."""
         cases, settings, program = self.plan["cases"], self.settings, not session.subject.trusted
         families = program and settings.defences
         quick = (
@@ -165,7 +184,8 @@ class Calls:
             began = time.monotonic()
             most = max(full, 1 + self.plan["families"]) if families and full > 1 else full
             certain = range(max(full, settings.warmup_calls))
-            held = random.sample(certain, min(self.held_calls(), len(certain))) if program and case == cases[0] else []
+            kept = self.held_calls(first=case == cases[0]) if program else 0
+            held = random.sample(certain, min(kept, len(certain)))
             for index in range(max(most, settings.warmup_calls)):
                 wait = (patience or settings.call_timeout_s) if session.calls == 0 else patience
                 late = index >= full and not quick and time.monotonic() - began > settings.family_seconds
@@ -183,9 +203,13 @@ class Calls:
                 if family and not judged:
                     most = min(most, max(full, index))
 
-    def held_calls(self) -> int:
-        """How many outputs the runner keeps; fewer when they are large."""
-        return self.settings.held_outputs if self.plan["outputs"] < 1 << 30 else min(1, self.settings.held_outputs)
+    def held_calls(self, *, first: bool) -> int:
+        """How many outputs of an input case the runner keeps, one of all cases but the ``first``; fewer when they are
+        large."""
+        most = self.settings.held_outputs
+        if self.plan["outputs"] < KEPT_BYTES:
+            return most if first else min(1, most)
+        return min(1, most) if first else 0
 
     def screen_plan(self) -> TimingPlan:
         """How many timed calls the screen tier makes."""
@@ -222,8 +246,8 @@ class Calls:
         wary = programs and self.settings.defences
         surely = plan.least * len(cases)
         turn = random.randint(1, max(1, surely - 1)) if wary else -1
-        made = related(surely, len(cases), turn, RELATED) if wary else {}
-        share, family = RELATED_SHARE * (1 if len(cases) == 1 else 2), ""
+        made = related(surely, len(cases), turn, VARIED) if wary else {}
+        share, family = VARIED_SHARE * (1 if len(cases) == 1 else 2), ""
         for index in range(plan.calls * len(cases)):
             if index >= surely and time.monotonic() - began > plan.seconds:
                 break
@@ -235,7 +259,7 @@ class Calls:
             free = index != turn and index + 1 not in made and follows(index, len(cases)) and family != "probe"
             family = made.get(index, "")
             if wary and free and not family and random.random() < share:
-                family = random.choice(RELATED)
+                family = random.choice(VARIED)
             for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:
@@ -250,10 +274,7 @@ class Calls:
             try:
                 session.reweigh(seed)
             except Failure as failure:
-                if not session.subject.trusted:
-                    raise
-                session.failure = failure
-                session.close()
+                _give_up(session, failure)
                 continue
             if not session.subject.trusted and session.calls:
                 for case in self.plan["cases"]:

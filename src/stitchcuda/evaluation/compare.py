@@ -31,6 +31,7 @@ class Distance:
 
 
 ZERO = Distance(0.0, 0.0, 0.0, True)
+FARTHEST = Distance(math.inf, math.inf, 0.0, False)
 
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -40,11 +41,13 @@ def _rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def distance(value: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """Distance of ``value`` from ``reference``, both of one shape, computed in float64.
+    """Distance of ``value`` from ``reference``, both of one shape (else ``FARTHEST``), computed in float64.
 
     For integers and booleans it is the share of elements that differ, and nothing else.
     """
     left, right = _rows(value), _rows(reference)
+    if left.numel() != right.numel():
+        return FARTHEST
     if not right.is_floating_point():
         return _disagreement(left, right)
     square = norm = largest = scale = 0.0

@@ -35,6 +35,7 @@ from stitchcuda.evaluation.stock_options import StockOptions, cores
 from stitchcuda.evaluation.telemetry import Trace, own_names, parse_trace
 from stitchcuda.evaluation.timing import Sample, summarise
 from stitchcuda.evaluation.trial import Trial
+from stitchcuda.evaluation.verdict import conclude_failed
 from stitchcuda.hardware.model import Device
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
@@ -147,13 +148,13 @@ class Evaluator:
         try:
             return work.run()
         except Failure as failure:
-            return work.failed(failure)
+            return conclude_failed(work, failure)
         except InfrastructureError as error:
             self._stop_oracle()
-            return work.failed(Failure("infrastructure_error", str(error)))
+            return conclude_failed(work, Failure("infrastructure_error", str(error)))
         except OSError as error:
             self._stop_oracle()
-            return work.failed(Failure("infrastructure_error", f"the machine refused something: {error}"))
+            return conclude_failed(work, Failure("infrastructure_error", f"the machine refused something: {error}"))
         finally:
             work.close()
 
@@ -180,9 +181,10 @@ class Evaluator:
             return False
         if self.kind == "cpu":
             return True
+        # Of each one's outputs the oracle makes a copy before it judges them, and may keep it.
         # A Program may pack its weights beside their originals; stock options read one shared copy of the state, and
         # the oracle holds it in fp64 and under noise too.
-        each = tensors + plan["state"] + 3 * plan["peak"] + (1 << 30)
+        each = tensors + plan["outputs"] + plan["state"] + 3 * plan["peak"] + (1 << 30)
         oracle = 5 * plan["state"] + 4 * plan["peak"]
         return bool(count * each + programs * 2 * plan["state"] + oracle < plan["device_free"])
 

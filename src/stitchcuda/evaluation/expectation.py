@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from stitchcuda.evaluation.families import INDEX_WORDS, UNIT_WORDS
 from stitchcuda.evaluation.state import (
     is_constant,
     movable,
@@ -39,6 +41,9 @@ LOOKED_UP = (nn.Embedding, nn.EmbeddingBag)
 
 PIECES = (4, 16)
 """Where fp64 does not fit the device at once: parts of the batch, where rows do not depend on each other."""
+
+EXACT_SECONDS = {"cpu": 0.5, "cuda": 0.05}
+"""Where fp64 takes longer than this, only the first calls are compared with it: timed calls would be fewer."""
 
 INDEPENDENT = 1e-4
 """Relative difference up to which eager on a part of the batch gives the same rows as eager on all of it."""
@@ -85,6 +90,12 @@ def split_batch(inputs: list[Any], splits: set[int], count: int) -> Iterator[lis
         yield pytree.tree_unflatten(part, structure)
 
 
+def _short_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory is short: cuBLAS and cuDNN say so in words of their own."""
+    text, words = str(error).lower(), ("alloc_failed", "allocation_failed", "out of memory")
+    return isinstance(error, torch.OutOfMemoryError) or any(each in text for each in words)
+
+
 def _forget_frames(error: BaseException) -> None:
     """Let go of the tensors that an error's frames hold, before memory is asked for again."""
     traceback.clear_frames(error.__traceback__)
@@ -114,11 +125,15 @@ class Expectation:
         self.exact_device = self.device
         self.exact_pieces = 1
         self.exact_note = "fp64"
+        self.exact_seconds = 0.0
+        """Of the last answer in fp64"""
+        self.exact_failed = False
+        """Whether an answer in fp64 at once has failed under this nonce"""
         self.exact_on_host = True
         """Whether fp64 may go to host memory where the device's does not hold it, which can take minutes."""
         self.seeded = False
         self.origins: dict[str, str] = {}
-        """Fingerprints of what was perturbed under a seed, from before, by name."""
+        """Of what was perturbed under a seed, by name: see ``perturb_by_value``."""
         self.unmatched: set[str] = set()
         """Names whose values no Program of this evaluation has shown, by name or by value"""
         self.fixed: set[str] = set()
@@ -156,6 +171,11 @@ class Expectation:
     def renew(self, nonce: bytes) -> None:
         """Put the model into the state that ``nonce`` stands for."""
         self.seeded, self.origins, self.unmatched = False, {}, set()
+        # The memory that was short under the last nonce may have been a Program's.
+        if self.exact_device != self.device:
+            self.exact_model = None
+        self.exact_device, self.exact_pieces, self.exact_note = self.device, 1, "fp64"
+        self.exact_failed = False
         self.reweigh(derive(nonce, "state"))
 
     def reweigh(self, seed: int) -> None:
@@ -168,7 +188,7 @@ class Expectation:
 
     def reseed(self, seed: int, secret: int) -> None:
         """Rebuild the model under ``seed``, as a Program whose state does not match by name is, and perturb it by
-        ``secret`` such that equal tensors stay equal; what is ``unmatched`` stays as the constructor left it."""
+        ``secret``; what is ``unmatched`` stays as the constructor left it."""
         otherwise = self.pristine
         self.model = self._construct(seed, on_device=False)
         self.pristine = snapshot(self.model)
@@ -180,6 +200,12 @@ class Expectation:
         self.exact_model = None
         self.seeded = True
         self.leave(self.unmatched)
+
+    def alike(self) -> list[str]:
+        """Names of what a seed alone does not tell from something else: a Program with other names has to have these in
+        the reference's order."""
+        several = {origin.rpartition("#")[0] for origin in self.origins.values() if not origin.endswith("#0")}
+        return [name for name, origin in self.origins.items() if origin.rpartition("#")[0] in several]
 
     def leave(self, names: set[str]) -> list[str]:
         """Put pieces of state that a Program has nowhere, not under the name of a tied one either, back to what the
@@ -260,6 +286,7 @@ class Expectation:
         pieces = [count for count in (1, *PIECES) if count >= self.exact_pieces]
         ways = [(self.exact_device, count) for count in pieces]
         hopeless: set[str] = set()
+        began = time.monotonic()
         for device, count in ways + ([("cpu", 1)] if self.exact_on_host and self.exact_device != "cpu" else []):
             if device in hopeless:
                 continue
@@ -272,15 +299,45 @@ class Expectation:
                     result = self._exact(inputs, device)
             except (RuntimeError, TypeError, ValueError) as error:
                 self.exact_model = None
-                if not isinstance(error, torch.OutOfMemoryError):
+                if not _short_of_memory(error):
                     hopeless.add(device)
                 _forget_frames(error)
                 continue
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+            self.exact_seconds = time.monotonic() - began
             self.exact_pieces = count
             self.exact_note = "fp64" if device == self.device else "fp64 on the host"
             return result
         self.exact_note = "eager"
         return None
+
+    @property
+    def exact_at_once(self) -> bool:
+        """Whether fp64 was computed on the Task's device, for a whole batch, the last time, and did not take long."""
+        quick = self.exact_seconds <= EXACT_SECONDS.get(self.device, 0.0) and not self.exact_failed
+        return quick and self.exact_note == "fp64" and self.exact_pieces == 1 and not self.stochastic
+
+    def exact_or_none(self, inputs: list[Any]) -> Result | None:
+        """As ``exact``, where that is quick, or not at all: nothing else is tried, and the next answer to a first call
+        is computed as it would have been without this. For calls between those that a clock counts."""
+        if not self.exact_at_once:
+            return None
+        began = time.monotonic()
+        try:
+            result = self._exact(inputs, self.device)
+            if self.device == "cuda":
+                torch.cuda.synchronize()
+        except (RuntimeError, TypeError, ValueError) as error:
+            self.give_up_exact(error)
+            return None
+        self.exact_seconds = time.monotonic() - began
+        return result
+
+    def give_up_exact(self, error: BaseException) -> None:
+        """Leave fp64 to the first calls under this nonce, and free its memory."""
+        self.exact_failed, self.exact_model = True, None
+        _forget_frames(error)
 
     def _exact(self, inputs: list[Any], device: str) -> Result:
         if self.exact_model is None or self.exact_device != device:
@@ -347,14 +404,20 @@ class Expectation:
             restore(self.exact_model, self.current)
 
     def noisy(self, inputs: list[Any], seed: int, noise: float, draw: int) -> Result:
-        """Eager when inputs and parameters get relative noise, the ``draw``-th: how the task amplifies rounding."""
+        """Eager when inputs and parameters get relative noise, the ``draw``-th: how the task amplifies rounding.
+
+        Where the source takes numbers for probabilities or indices, each tensor keeps its range: others would end a
+        CUDA context by an assertion.
+        """
         generators: dict[torch.device, torch.Generator] = {}
+        bounded = any(word in self.reference.task.source for word in UNIT_WORDS + INDEX_WORDS)
 
         def shake(tensor: torch.Tensor) -> torch.Tensor:
             device = tensor.device
             generator = generators.setdefault(device, torch.Generator(device).manual_seed(99 + draw))
             drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device=device)
-            return (tensor.float() * (1 + noise * drawn)).to(tensor.dtype)
+            moved = (tensor.float() * (1 + noise * drawn)).to(tensor.dtype)
+            return moved.clamp_(*tensor.aminmax()) if bounded and tensor.numel() > 1 else moved
 
         try:
             with torch.no_grad():

@@ -5,12 +5,16 @@ scalar, a string, None, nor a list, tuple or dict of those is described by its t
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import torch
 
 ALIGNMENT = 256
 """Bytes; as the CUDA allocator aligns."""
+
+TENSORS = (torch.Tensor, torch.nn.Parameter)
+"""Whose reading runs no code but torch's"""
 
 Spec = dict[str, Any]
 
@@ -62,30 +66,68 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 def describe(value: Any, tensors: list[torch.Tensor]) -> Spec:
     """The structure of a value; its tensors are appended to ``tensors`` and referred to by position."""
-    if isinstance(value, torch.Tensor):
+    # Not isinstance(): an object may claim any class.
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
         if value.layout is not torch.strided:
             return {"kind": "opaque", "type": f"{value.layout} tensor"}
         tensors.append(value)
         return {"kind": "tensor", "at": len(tensors) - 1}
     if value is None:
         return {"kind": "none"}
-    if isinstance(value, bool):
+    if kind is bool:
         return {"kind": "bool", "value": value}
-    if isinstance(value, int):
+    if issubclass(kind, int):
         return {"kind": "int", "value": str(int(value))}
-    if isinstance(value, float):
+    if issubclass(kind, float):
         return {"kind": "float", "value": float(value).hex()}
-    if isinstance(value, str):
+    if issubclass(kind, str):
         return {"kind": "str", "value": value}
-    if isinstance(value, torch.dtype):
+    if kind is torch.dtype:
         return {"kind": "dtype", "value": dtype_name(value)}
-    if isinstance(value, list | tuple):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {"kind": kind, "items": [describe(v, tensors) for v in value]}
-    if isinstance(value, dict):
+    if issubclass(kind, list | tuple):
+        items = [describe(v, tensors) for v in value]
+        return {"kind": "tuple" if issubclass(kind, tuple) else "list", "items": items}
+    if issubclass(kind, dict):
         keys = [describe(k, []) for k in value]
         return {"kind": "dict", "keys": keys, "items": [describe(v, tensors) for v in value.values()]}
-    return {"kind": "opaque", "type": f"{type(value).__module__}.{type(value).__qualname__}"}
+    return {"kind": "opaque", "type": f"{kind.__module__}.{kind.__qualname__}"}
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    """The tensors inside a value, in the order in which ``describe`` refers to them: containers of other classes are
+    gone into as well."""
+    tensors: list[torch.Tensor] = []
+    describe(value, tensors)
+    return tensors
+
+
+def plain(value: Any) -> Any:
+    """The value with lists, tuples, dicts, numbers and texts of other classes made into plain ones, by what they hold:
+    no method of theirs is called, now or by who goes through the value later."""
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return tuple(plain(item) for item in tuple.__iter__(value))
+    if issubclass(kind, list):
+        return [plain(item) for item in list.__iter__(value)]
+    if issubclass(kind, dict):
+        items = OrderedDict.items(value) if issubclass(kind, OrderedDict) else dict.items(value)
+        return {plain(key): plain(item) for key, item in items}
+    if issubclass(kind, float):
+        return float.__pos__(value)
+    if issubclass(kind, int) and kind is not bool:
+        return int.__pos__(value)
+    if issubclass(kind, str):
+        return str.__str__(value)
+    return value
+
+
+def type_name(tensor: torch.Tensor) -> str:
+    """The name of a tensor's class, which another class may bear as well: that is said of it."""
+    kind = type(tensor)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    same = next((own for own in TENSORS if name == f"{own.__module__}.{own.__qualname__}"), kind)
+    return name if kind is same else f"{name} subclass"
 
 
 def rebuild(spec: Spec, tensors: list[torch.Tensor]) -> Any:
@@ -146,7 +188,7 @@ def pack(value: Any, into: torch.Tensor, *, keep_strides: bool) -> Spec:
         row, strides = compact(data) if keep_strides else (data.reshape(-1), [])
         size = row.numel() * row.element_size()
         entry: Spec = {
-            "type": f"{type(tensor).__module__}.{type(tensor).__qualname__}",
+            "type": type_name(tensor),
             "dtype": dtype_name(tensor.dtype),
             "shape": list(tensor.shape),
             "strides": strides,

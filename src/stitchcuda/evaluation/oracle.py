@@ -10,7 +10,6 @@ import os
 import socket
 import sys
 import traceback
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from stitchcuda.evaluation import battery, buffers, compare, diagnosis, layout, wire
 from stitchcuda.evaluation.channel import receive, send
 from stitchcuda.evaluation.expectation import Expectation, derive
+from stitchcuda.evaluation.exported import UNREADABLE, Session
 from stitchcuda.evaluation.families import FAMILIES
 from stitchcuda.evaluation.judging import EARLIER_ELEMENTS, Judge, Round, output_leaves, refusal, updated
 from stitchcuda.evaluation.variety import Varied, Variety
@@ -32,36 +32,12 @@ KEPT_WEIGHTS = 2 << 30
 """Earlier weights are kept for telling stale answers up to this size, bytes."""
 
 
-UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
-"""What a description that a runner has made up raises; too deep a recursion is a RuntimeError."""
-
-
 NOWHERE = torch.empty(0, dtype=torch.uint8)
 """Where nothing is packed that is only to be described."""
 
 
 class Unsupported(Exception):
     """The task itself cannot be evaluated."""
-
-
-@dataclass
-class Session:
-    """One runner's shared memory and what was asked of it."""
-
-    arena: wire.Arena
-    memory: Any
-    view: memoryview
-    data: dict[str, torch.Tensor]
-    device: buffers.DeviceBuffers | None = None
-    held: list[torch.Tensor] = field(default_factory=list)
-    keep: bool = False
-    """Whether the runner keeps the outputs that are checked next, though they are not of the first calls"""
-    last: torch.Tensor | None = None
-    """The last outputs checked, where they are to be read again"""
-    answers: list[torch.Tensor] = field(default_factory=list)
-    """The reference's outputs of the call before, where they are small."""
-    weighed: int = 0
-    """Changes of weights since which a call was checked."""
 
 
 class Oracle:
@@ -96,7 +72,7 @@ class Oracle:
         self.battery_file = Path(m["battery"]) if m.get("battery") else None
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
         inputs = outputs = before = 0
-        self.form: dict[str, Any] = {}
+        self.forms: list[dict[str, Any]] = []
         if self.kind == "cuda":
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -107,7 +83,7 @@ class Oracle:
             self._rebuildable(result, "output")
             inputs = max(inputs, layout.needed(values))
             outputs = max(outputs, layout.needed({"out": result, "state": after}))
-            self.form = self.form or layout.pack(result, NOWHERE, keep_strides=True)
+            self.forms.append(layout.pack(result, NOWHERE, keep_strides=True))
         entries = [tensor for _, _, tensor in self.expectation.state_entries()]
         state = max(layout.needed(entries), layout.needed(self.expectation.init_inputs))
         work = self.expectation.work(self.expectation.reference.inputs(4, self.cases[0]))
@@ -118,7 +94,7 @@ class Oracle:
             "inputs": inputs,
             "outputs": outputs,
             "state": state,
-            "descriptions": (1 << 16) + 1024 * (len(entries) + len(self.form["tensors"])),
+            "descriptions": (1 << 16) + 1024 * (len(entries) + sum(len(form["tensors"]) for form in self.forms)),
             "cases": self.cases,
             "weights": self.expectation.reference.weights(),
             "families": len(FAMILIES),
@@ -181,7 +157,7 @@ class Oracle:
             "watch": self.expectation.watch,
             "flush_bytes": m["flush_bytes"],
             "handles": handles,
-            "answer": self.form,
+            "answers": self.forms,
         }
         self._sync()
         wire.put_text(session.view, arena, "setup", json.dumps(setup))
@@ -290,29 +266,52 @@ class Oracle:
         self._sync()
         return {}
 
+    def freeze(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Copy what a session has exported for a call, as soon as it is there: what is judged cannot be written to
+        while the reference computes."""
+        session = self.sessions[m["session"]]
+        session.freeze()
+        # Unless the reference, too, changes its inputs.
+        looked = m["inputs"] and not self.expectation.changes_inputs
+        session.changed = session.changed_inputs(self.rounds[m["call"]]) if looked else []
+        self._sync()
+        return {}
+
     def check(self, m: dict[str, Any]) -> dict[str, Any]:
         """Judge what a session exported for a call: ``full`` against fp64, otherwise against eager."""
         session, this = self.sessions[m["session"]], self.rounds[m["call"]]
+        # Only what is to be read again outlives the check, whatever comes of it.
+        exported, session.exported = session.exported, None
+        assert exported is not None
+        if m["hold"] or session.keep:
+            session.held.append(exported.data)
+        session.keep = False
+        session.last = exported.data if m.get("again") else None
         if this.eager is None:
             this.eager = self.expectation.eager(this.inputs, this.seed)
         outputs, after = this.eager
         wanted: list[torch.Tensor] = []
         spec = layout.describe(outputs, wanted)
+        described = layout.pack(outputs, NOWHERE, keep_strides=False)["tensors"]
         try:
-            got_spec, entries, got, state = self._exported(session)
-            described = layout.pack(outputs, NOWHERE, keep_strides=False)["tensors"]
+            got_spec, entries, got, state = exported.read()
             error = compare.structure_error(spec, got_spec, described, entries, "0")
+            places = [leaf["at"] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
+            # Those that are too large for the buffer, or said to be, have no bytes.
+            left_out = not error and any(entries[at]["offset"] < 0 for at in places)
+        except torch.OutOfMemoryError:
+            raise
         except UNREADABLE as problem:
             return refusal(f"the exported outputs could not be read ({problem})")
         if error:
             return refusal(error)
+        if left_out and layout.needed({"out": outputs, "state": after}) > session.data["outputs"].numel():
+            raise RuntimeError("the reference's outputs are larger than when the task was inspected")
+        if left_out:
+            return refusal("the exported outputs could not be read (a tensor's bytes are left out)")
         names = [path for path, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
-        values = [got[leaf["at"]] for _, leaf in layout.paths(got_spec) if leaf["kind"] == "tensor"]
+        values = [got[at] for at in places]
         expected = [wanted[leaf["at"]] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
-        if m["hold"] or session.keep:
-            session.held.append(self._fingerprint(session))
-        session.keep = False
-        session.last = self._fingerprint(session) if m.get("again") else None
         missing: list[str] = []
         for name in self.expectation.watch if m["state"] else ():
             if not updated(state.get(name), self.expectation.current[name], after[name]):
@@ -321,11 +320,23 @@ class Oracle:
                 names.append(f"state:{name}")
                 values.append(state[name])
                 expected.append(after[name])
-        verdict = self.judge.judge(this, names, values, expected, full=m["full"])
+        # In some of the timed calls too, where fp64 costs no more than a few calls.
+        deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
+        verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep), timed=m["timed"])
+        if verdict.get("full") and verdict.get("reference") == "fp64":
+            for each, want in zip(verdict["outputs"], expected, strict=False):
+                name, error, budget = each["output"], each["relative_norm"], each["budget"]
+                session.levels.add(this, name, want, error, budget, timed=m["timed"])
         if not verdict["ok"] and not self.expectation.stochastic:
             layer, why = diagnosis.explain(self.judge, this, names, values, expected, session.answers, self.weights)
             if not why and session.weighed < self.reweighed:
                 layer, why = "state", diagnosis.CHANGED
+            alike = self.expectation.alike() if not why and self.expectation.seeded else []
+            if alike:
+                why = (
+                    f"{', '.join(alike[:6])} start with the same values as others: under other names "
+                    "they are told apart by their order, so keep the reference's"
+                )
             if why:
                 verdict |= {"layer": layer, "message": f"{verdict['message']}; {why}"}
         session.weighed = self.reweighed
@@ -340,56 +351,29 @@ class Oracle:
             self._give_back_memory()
         if self.trivial:
             verdict["labels"] = sorted({*verdict["labels"], "non_discriminating"})
-        changed = self._changed_inputs(session, this) if m["inputs"] else []
         families = self.variety.told(this.case, this.family)
-        told = {"missing_state": missing, "changed_inputs": changed, "families": families}
+        told = {"missing_state": missing, "changed_inputs": session.changed, "families": families}
         told |= {"trivial": self.trivial or [], "family": this.family}
         return {"layer": "numerics"} | verdict | told
+
+    def levels(self, m: dict[str, Any]) -> dict[str, Any]:
+        """Whether a session's timed calls err much more than its first."""
+        message = self.sessions[m["session"]].levels.risen()
+        return {"message": message}
 
     def answer(self, m: dict[str, Any]) -> dict[str, Any]:
         """What a check costs, for a call without a Program: nothing comes of it."""
         this = self.rounds[m["call"]]
         for leaf in output_leaves(self.expectation.eager(this.inputs, this.seed)[0]):
             compare.distance(leaf, leaf)
+        for number in this.sessions:
+            self.sessions[number].exported = None
         return {}
-
-    def _changed_inputs(self, session: Session, this: Round) -> list[str]:
-        """Paths of inputs that are not what they were, by what the runner wrote back; unless the reference, too,
-        changes its inputs."""
-        if self.expectation.changes_inputs:
-            return []
-        leaves: list[torch.Tensor] = []
-        names = [path for path, leaf in layout.paths(layout.describe(this.inputs, leaves)) if leaf["kind"] == "tensor"]
-        changed = []
-        for name, leaf, entry in zip(names, leaves, this.entries, strict=True):
-            now = session.data["inputs"][entry["offset"] : entry["offset"] + entry["size"]]
-            then = layout.raw(leaf)
-            if not torch.equal(now.to(then.device), then):
-                changed.append(name)
-        return changed
-
-    def _exported(self, session: Session) -> tuple[Any, list[Any], list[torch.Tensor], dict[str, torch.Tensor]]:
-        report = json.loads(wire.get_text(session.view, session.arena, "report"))
-        structure, entries = report["structure"], report["tensors"]
-        fields = dict(zip([key["value"] for key in structure["keys"]], structure["items"], strict=True))
-        placeholder = torch.empty(0)
-        tensors = [
-            layout.unpack_tensor(e, session.data["outputs"], None) if e["offset"] >= 0 else placeholder for e in entries
-        ]
-        state: dict[str, torch.Tensor] = {}
-        if "state" in fields:
-            keys = [key["value"] for key in fields["state"]["keys"]]
-            state = {k: tensors[i["at"]] for k, i in zip(keys, fields["state"]["items"], strict=True)}
-        return fields["out"], entries, tensors, state
-
-    def _fingerprint(self, session: Session) -> torch.Tensor:
-        return session.data["outputs"].clone()
 
     def check_held(self, m: dict[str, Any]) -> dict[str, Any]:
         """Whether an output kept by the runner still is what it was when first exported."""
         session = self.sessions[m["session"]]
-        return self._unchanged(
-            session,
+        return session.unchanged(
             session.held[m["index"]],
             "the outputs of a call changed during later calls: outputs must outlive later calls, "
             "so return fresh tensors rather than a reused buffer",
@@ -408,20 +392,8 @@ class Oracle:
         """Whether the outputs that were exported again are what the last check saw."""
         session = self.sessions[m["session"]]
         late = "the outputs of a call changed after it had returned and been read: its work was not done by then"
-        return self._unchanged(session, session.last, late)
-
-    def _unchanged(self, session: Session, before: torch.Tensor | None, message: str) -> dict[str, Any]:
-        try:
-            if before is None:
-                raise ValueError("none was kept")
-            _, entries, _, _ = self._exported(session)
-            size = max((e["offset"] + e["size"] for e in entries), default=0)
-            same = torch.equal(before[:size], session.data["outputs"][:size])
-        except UNREADABLE as problem:
-            return refusal(f"the kept outputs could not be read ({problem})")
-        if same:
-            return {"ok": True, "message": ""}
-        return refusal(message)
+        before, session.last = session.last, None
+        return session.unchanged(before, late)
 
     def _give_back_memory(self) -> None:
         """Runners share the device: what this process only caches is theirs."""

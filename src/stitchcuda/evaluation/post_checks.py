@@ -7,14 +7,16 @@ Functions of a ``Trial``: what they find they note (a flag) or refuse the trial 
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
 from stitchcuda.errors import InfrastructureError
+from stitchcuda.evaluation.exchange import pool_size
 from stitchcuda.evaluation.integrity.census import census_findings
 from stitchcuda.evaluation.model import Finding, Layer
 from stitchcuda.evaluation.runner_client import Failure
-from stitchcuda.evaluation.session import Session, pool_size
+from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.timing import (
     Sample,
     TimingPlan,
@@ -45,8 +47,10 @@ PAUSED_UP_TO_S = 0.1
 
 TOLD: dict[str, tuple[str, Layer, str]] = {
     "lazy": ("lazy_output", "memory", "outputs may compute when they are read: {}"),
+    "waiting": ("work_outside_call", "memory", "work waits for a moment between calls: {}"),
     "patched": ("patched", "protocol", "the Program replaces functions that are not its own: {}"),
     "failing": ("kernel_fails", "census", "its own kernels ({}) refuse every call, something else computes the answer"),
+    "traced_only": ("traced_only", "census", "its own kernels ({}) are launched while it is traced, and not otherwise"),
     "moved": ("weight_mutation", "state", "a call changes the parameter {}, which the reference leaves as it was"),
 }
 """What a runner may say about its Program: rule, layer and sentence by kind."""
@@ -69,13 +73,16 @@ Samples = list[tuple[str, Sample]]
 
 def finish(trial: Trial, session: Session) -> None:
     """After the timed calls of an open session of the Program: the clocks agree, nothing is done in a pause, the runner
-    has seen no tricks, kept outputs are unchanged.
+    has seen no tricks, timed calls are as accurate as others, kept outputs are unchanged.
 
     Raises Failure when not, unless the settings are exhaustive, and when the Program does not come through.
     """
     _clock(trial, session)
     _pauses(trial, session)
     _told(trial, session)
+    risen = trial.evaluator.oracle.ask("levels", session=session.number)["message"]
+    if risen:
+        trial.refuse(Failure("wrong_output", risen, rule="rough_when_timed", layer="numerics"))
     try:
         session.check_held()
     except Failure as failure:
@@ -107,25 +114,41 @@ def _measure_again(trial: Trial, session: Session, attempt: int) -> None:
     evaluator, least = trial.evaluator, trial.settings.screen_min_calls
     time.sleep(attempt * DISTURBED_S)
     count = max(least, len(session.samples) // len(evaluator.plan["cases"]) + 1) if attempt == 0 else least
-    if attempt == 0 and session.control_total:
+    if attempt == 0 and session.costs:
         session.beside = _without_program(trial)
     evaluator.calls.time([session], TimingPlan(count, count, 1e9), trial.checked, label=f"again{attempt}-")
     if session.beside is not None:
-        total, outside = session.beside.cost_without_program()
-        session.control_total = max(session.control_total, total)
-        session.control_outside = max(session.control_outside, outside)
+        for case, (total, outside) in session.beside.cost_without_program().items():
+            known = session.costs.get(case, (0.0, 0.0))
+            session.costs[case] = max(known[0], total), max(known[1], outside)
 
 
 def _disagreement(trial: Trial, session: Session) -> Finding | None:
-    samples = [sample for _, sample in session.samples]
+    """Of one input case after the other: what is put off in one of several shows in its own calls alone."""
+    session.thorough = False
+    for case in map(str, trial.evaluator.plan["cases"]):
+        samples = _of(session, case)
+        finding = _disagreement_in(session, case, samples) if samples else None
+        if finding is not None:
+            return finding
+    return None
+
+
+def _of(session: Session, case: str) -> list[Sample]:
+    """The timed calls of one input case."""
+    return [sample for name, sample in session.samples if name == case]
+
+
+def _disagreement_in(session: Session, case: str, samples: list[Sample]) -> Finding | None:
     finding = clock_finding(samples, session.noop)
-    if finding is not None or not session.control_total:
+    if finding is not None or case not in session.costs:
         return finding
-    late = exchange_finding(samples, session.control_total, session.noop)
-    session.thorough = late is not None
+    total, outside = session.costs[case]
+    late = exchange_finding(samples, total, session.noop)
+    session.thorough = session.thorough or late is not None
     if session.kind == "cpu":
-        sure = outside_finding(samples, session.control_outside, SPINNING_S * (pool_size() - 1))
-        return sure or (outside_finding(samples, session.control_outside) if late is not None else None)
+        sure = outside_finding(samples, outside, SPINNING_S * (pool_size() - 1))
+        return sure or (outside_finding(samples, outside) if late is not None else None)
     return late
 
 
@@ -150,13 +173,24 @@ def _pauses(trial: Trial, session: Session) -> None:
 
 def _paused(trial: Trial, session: Session) -> None:
     evaluator = trial.evaluator
-    median = evaluator.summary(session).median
-    if not trial.settings.defences or median > PAUSED_UP_TO_S:
+    if not trial.settings.defences:
         return
-    pause = max(LEAST_PAUSE_S, median)
+    for case in evaluator.plan["cases"]:
+        timed = [each for each in session.samples if each[0] == str(case)]
+        # Of few calls in many processes, one may have timed none of a case.
+        median = evaluator.summarise(timed).median if timed else math.inf
+        if median <= PAUSED_UP_TO_S:
+            _paused_in(trial, session, case, max(LEAST_PAUSE_S, median))
+    if session.processes > 0:
+        message = f"{session.processes} processes that the Program has started still run between its calls"
+        trial.refuse(Failure("dishonest", message, rule="child_process", layer="confinement"))
+
+
+def _paused_in(trial: Trial, session: Session, case: str | None, pause: float) -> None:
+    """The same for one input case."""
     for attempt in range(CLOCK_ATTEMPTS):
-        plain, paused = _paused_calls(trial, session, pause, attempt)
-        finding = pause_finding(plain or [sample for _, sample in session.samples], paused)
+        plain, paused = _paused_calls(trial, session, case, pause, attempt)
+        finding = pause_finding(plain or _of(session, str(case)), paused)
         if finding is None:
             break
     if finding is not None:
@@ -164,21 +198,19 @@ def _paused(trial: Trial, session: Session) -> None:
     finding = idle_finding(paused)
     if finding is not None:
         trial.refuse(Failure("dishonest", finding.evidence, rule=finding.rule, layer=finding.layer))
-    if session.processes > 0:
-        message = f"{session.processes} processes that the Program has started still run between its calls"
-        trial.refuse(Failure("dishonest", message, rule="child_process", layer="confinement"))
 
 
-def _paused_calls(trial: Trial, session: Session, pause: float, attempt: int) -> tuple[list[Sample], list[Sample]]:
+def _paused_calls(
+    trial: Trial, session: Session, case: str | None, pause: float, attempt: int
+) -> tuple[list[Sample], list[Sample]]:
     """Calls at once, none the first time, since enough were timed; and calls after a pause."""
     lengths = (pause,) if attempt == 0 else (0.0, pause)
-    case = trial.evaluator.plan["cases"][0]
     plain: list[Sample] = []
     paused: list[Sample] = []
     for index in range(PAUSED_CALLS):
         for length in lengths:
             samples = paused if length else plain
-            label = f"pause{attempt}-{index}-{length}-{session.number}"
+            label = f"pause{attempt}-{case}-{index}-{length}-{session.number}"
             for _, sample, verdict in trial.evaluator.calls.play([session], label, case, timed=True, pause=length):
                 samples.append(sample)
                 trial.checked(verdict, False)
@@ -244,3 +276,23 @@ def slowed(trial: Trial, stock: list[Session], beside: dict[str, Samples]) -> di
         evidence = f"{names} ran much slower beside the Program than after its end; the times after it count"
         trial.note(Finding(rule="slows_others", severity="flag", evidence=evidence, layer="clocks"))
     return alone
+
+
+def failed_beside(trial: Trial, plan: TimingPlan) -> dict[str, Samples]:
+    """The stock options that have failed beside the Program, each started once more now that it has ended: timed calls
+    of those that do not fail alone, by name, which count, and a flag. Nobody gains by making others fail."""
+    stocks, counted = trial.evaluator.stocks, {}
+    for name in sorted(trial.failed_stock):
+        session = stocks.alone(name, plan)
+        if session.failure is None:
+            counted[name] = session.samples
+            trial.notes[name] = session.note
+        else:
+            trial.notes[name] = f"by itself too: {session.failure.sentence}"
+        if stocks.held.get(name) is not session:
+            trial.evaluator.close_all([session])
+    trial.failed_stock -= set(counted)
+    if counted:
+        evidence = f"{', '.join(counted)} failed beside the Program and not after its end; the times after it count"
+        trial.note(Finding(rule="fails_others", severity="flag", evidence=evidence, layer="clocks"))
+    return counted

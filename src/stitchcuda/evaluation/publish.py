@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stitchcuda.evaluation import post_checks
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.starting import side_by_side
@@ -49,9 +50,14 @@ class Publication:
                 raise Crowded
             for index in range(0, rounds, held):
                 self._together(range(index, min(index + held, rounds)))
+            self.samples |= post_checks.failed_beside(self.trial, self._plan())
         except Crowded:
             self.trial.interleaved = False
             self.samples = {}
+            # What failed beside the Program says nothing about the same alone.
+            for name in self.trial.failed_stock:
+                self.trial.notes.pop(name, None)
+            self.trial.failed_stock.clear()
             for index in range(rounds):
                 self._alone(index)
         return self.samples
@@ -83,9 +89,9 @@ class Publication:
             if census is not None:
                 last = played[-1][2]
                 self.evaluator.close_all([s for s in everything if s is not census and s not in last])
-                trial.census(census)
+                post_checks.trace_program(trial, census)
                 self.evaluator.close_all([census])
-                self.samples |= trial.slowed(last, self.samples)
+                self.samples |= post_checks.slowed(trial, last, self.samples)
         except Failure as failure:
             if failure.status == "out_of_memory" and self.names:
                 raise Crowded from None
@@ -109,7 +115,7 @@ class Publication:
         evaluator.calls.time([program], self._plan(), trial.checked, label=label)
         self._keep(program, [])
         if index == self.settings.publish_processes - 1:
-            trial.census(program)
+            post_checks.trace_program(trial, program)
         evaluator.close_all([program])
         for name in self.names:
             session = stocks.session(name)
@@ -138,7 +144,7 @@ class Publication:
 
     def _keep(self, program: Session, stock: list[Session]) -> None:
         """Samples of a finished round, once its clocks and kept outputs were looked at."""
-        self.trial.finish(program)
+        post_checks.finish(self.trial, program)
         self._take([program, *stock])
 
     def _take(self, sessions: list[Session]) -> None:

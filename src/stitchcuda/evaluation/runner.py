@@ -69,6 +69,7 @@ class Runner:
         self.buffers: Any = load_file("stitchcuda_buffers", here / "buffers.py")
         self.states: Any = load_file("stitchcuda_state", here / "state.py")
         self.poisons: Any = load_file("stitchcuda_poison", here / "poison.py")
+        self.launchers: Any = load_file("stitchcuda_launchers", here / "launchers.py")
         self.collect_path = here / "collect.py"
         self.config = config
         self.cuda = config["kind"] == "cuda"
@@ -84,14 +85,17 @@ class Runner:
         """CallInputs, once attached"""
         self.outputs: Any = None
         self.held: list[Any] = []
-        self.watch: list[tuple[str, torch.Tensor]] = []
-        self.saved: list[torch.Tensor] = []
+        held_state: Any = load_file("stitchcuda_held_state", here / "held_state.py")
+        self.kept: Any = held_state.HeldState(self.states, self.layout, config["kind"])
         self.flush_buffer: torch.Tensor | None = None
         self.poison: Any = None
         self.library: Any = None
         self.witness: Any = None
         self.patched: list[str] = []
         self.counts: dict[str, list[int]] = {}
+        """Launches of the Program since it was loaded"""
+        self.launched: set[str] | None = None
+        """Its launchers in all timed calls"""
 
     def report(self, value: Any) -> None:
         wire.put_text(self.view, self.arena, "report", json.dumps(value))
@@ -134,7 +138,8 @@ class Runner:
         self.inputs = call_inputs.CallInputs(self.layout, self.data["inputs"], place, guard=self.config["defences"])
         if self.config["defences"] and self.config["subject"] == "program":
             candour: Any = load_file("stitchcuda_candour", Path(__file__).with_name("candour.py"))
-            self.witness = candour.Witness((wire, self.layout, self.states, type(self), type(self.inputs)))
+            own = (wire, self.layout, self.states, self.launchers, type(self), type(self.inputs), type(self.kept))
+            self.witness = candour.Witness(own)
         self.arguments = self.layout.unpack(self.setup["init"], self.data["state"], "cpu")
         allowed = self.setup["precision"] == "tf32"
         self.torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -156,19 +161,16 @@ class Runner:
             sys.path.insert(0, str(folder))
             inline: Any = load_file("stitchcuda_torch_inline", Path(__file__).with_name("torch_inline.py"))
             inline.install(folder / inline.FOLDER)
+            bindings = folder / "bindings.py"
             if flags & wire.KNOCK_OUT:
-                self.knock_out(folder)
+                self.launchers.knock_out(load_file("bindings", bindings))
+            elif self.witness is not None and bindings.exists():
+                self.counts = self.launchers.count(load_file("bindings", bindings))
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
         self.factory = factory
         self.construct(seed, on_device=self.config["kind"] != "cpu")
         assert isinstance(self.model, torch.nn.Module)
-
-    def knock_out(self, folder: Path) -> None:
-        """Put launchers that do nothing in place of the Program's, before it can take hold of them."""
-        bindings = load_file("bindings", folder / "bindings.py")
-        for name in [name for name in vars(bindings) if name.startswith("_c_")]:
-            setattr(bindings, name, lambda *_: 0)
 
     def construct(self, seed: int, *, on_device: bool = False) -> None:
         """Build the module; ``on_device`` draws the weights there where the source allows it, which is much faster
@@ -176,7 +178,7 @@ class Runner:
         """
         torch = self.torch
         self.model = None
-        self.watch = []
+        self.kept.let_go()
         gc.collect()
         arguments = copy.deepcopy(self.arguments)
         self.states.seed_all(seed)
@@ -195,7 +197,7 @@ class Runner:
             model.train(self.setup["training"])
         self.model = model
         self.call = model
-        self.find_watched()
+        self.kept.hold(model, self.setup["watch"])
         self.sync()
 
     def build(self, arguments: list[Any]) -> Any:
@@ -203,58 +205,11 @@ class Runner:
         assert self.factory is not None
         return self.factory(**arguments[0]) if self.setup["init_keywords"] else self.factory(*arguments)
 
-    def named(self) -> dict[str, torch.Tensor]:
-        """Every tensor of the module's state by its dotted name."""
-        return {name: tensor for name, (_, tensor) in self.states.named_state(self.model).items()}
-
-    def find_watched(self) -> None:
-        state = self.named()
-        self.watch = [(name, state[name]) for name in self.setup["watch"] if name in state]
-        self.saved = [tensor.detach().clone() for _, tensor in self.watch]
-        self.sums: dict[str, str] = {}
-
-    def moved_parameters(self) -> list[str]:
-        """Parameters that are not what they were the last time; what a call is known to change is put back anyway."""
-        assert self.model is not None
-        known = {name for name, _ in self.watch}
-        parameters = {name: p for name, p in self.model.named_parameters() if name not in known}
-        totals = [p.detach().sum(dtype=self.torch.float64).to(self.config["kind"]) for p in parameters.values()]
-        values = self.torch.stack(totals).tolist() if totals else []
-        now = {name: repr(value) for name, value in zip(parameters, values, strict=True)}
-        before, self.sums = self.sums, now
-        return sorted(name for name, total in now.items() if before.get(name, total) != total)
-
     def state(self, by_value: bool) -> None:
-        """Copy the oracle's state in place, once every required name and shape is known to fit.
-
-        ``by_value``: what has no counterpart by name goes to every other tensor that holds what the reference's held
-        when the seed had made both; the names that have neither are reported.
-        """
-        description = self.read("structure")
-        ours = self.named()
-        plan, open_ = [], []
-        for entry, tensor in zip(description["entries"], description["tensors"], strict=True):
-            own = ours.get(entry["name"])
-            if own is not None and list(own.shape) == tensor["shape"]:
-                plan.append((own, tensor))
-            elif entry["required"]:
-                found = "is missing" if own is None else f"has shape {list(own.shape)}, not {tensor['shape']}"
-                open_.append((entry, tensor, f"{entry['name']} {found}"))
-        if open_ and not by_value:
-            raise Mismatch(open_[0][2])
-        unmatched = []
-        if open_:
-            taken = {own.data_ptr() for own, _ in plan}
-            wanted = [entry["origin"] for entry, _, _ in open_]
-            others = self.states.counterparts(self.states.named_state(self.model), wanted, taken)
-            for entry, tensor, _ in open_:
-                plan += [(own, tensor) for own in others[entry["origin"]]]
-            unmatched = [entry["name"] for entry, _, _ in open_ if not others[entry["origin"]]]
-        with self.torch.no_grad():
-            for own, tensor in plan:
-                value = self.layout.unpack_tensor(tensor, self.data["state"], None)
-                own.detach().copy_(value.reshape(own.shape))
-        self.find_watched()
+        """Copy the oracle's state in place; see ``HeldState.take``."""
+        misfit, unmatched = self.kept.take(self.read("structure"), self.data["state"], by_value=by_value)
+        if misfit:
+            raise Mismatch(misfit)
         self.sync()
         if self.cuda:
             self.torch.cuda.empty_cache()
@@ -274,7 +229,7 @@ class Runner:
         with self.torch.no_grad():
             prepare()
         self.sync()
-        self.find_watched()
+        self.kept.find()
         return time.perf_counter_ns() - began
 
     def settle(self) -> None:
@@ -291,9 +246,7 @@ class Runner:
         reuse = bool(flags & wire.REUSE)
         kept = self.addresses(self.held) if reuse else set()
         self.inputs.take(self.read("structure"), reuse=reuse, kept=kept)
-        with self.torch.no_grad():
-            for (_, tensor), saved in zip(self.watch, self.saved, strict=True):
-                tensor.detach().copy_(saved)
+        self.kept.put_back()
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
             self.poison.reset_persisting_cache()
@@ -314,23 +267,25 @@ class Runner:
         plain = [tensor for tensor in tensors if type(tensor) is self.torch.Tensor]
         return {tensor.untyped_storage().data_ptr() for tensor in plain} - {0}
 
-    def control(self, *_: Any) -> Any:
-        """Memory of the form that answers have, with nothing in it."""
-        answer, device = self.setup["answer"], self.config["kind"]
+    def control(self, form: int) -> Any:
+        """Memory of the form that the answers to an input case have, with nothing in it."""
+        answer, device = self.setup["answers"][form], self.config["kind"]
         tensors = [
             self.torch.empty_strided(e["shape"], e["strides"], dtype=self.layout.dtype_of(e["dtype"]), device=device)
             for e in answer["tensors"]
         ]
         return self.layout.rebuild(answer["structure"], tensors)
 
-    def run_call(self, flags: int) -> tuple[int, int]:
-        """One call; wall and device nanoseconds."""
+    def run_call(self, flags: int, form: int) -> tuple[int, int]:
+        """One call, or with ``CONTROL`` an answer of a ``form`` alone; wall and device nanoseconds."""
         torch, inputs = self.torch, self.inputs.values
-        call = self.control if flags & wire.CONTROL else self.call
+        call = (lambda *_: self.control(form)) if flags & wire.CONTROL else self.call
         assert call is not None
         self.poison.allocated(bool(flags & wire.FILL))
-        clock = time.perf_counter_ns
+        # What a container of the Program's own computes when it is gone through is a part of the call.
+        plain, clock = self.layout.plain, time.perf_counter_ns
         device = 0
+        before = self.launchers.totals(self.counts)
         with torch.no_grad():
             if self.cuda:
                 start = torch.cuda.Event(enable_timing=True)
@@ -338,7 +293,7 @@ class Runner:
                 torch.cuda.synchronize()
                 began = clock()
                 start.record()
-                outputs = call(*inputs)
+                outputs = plain(call(*inputs))
                 end.record()
                 torch.cuda.synchronize()
                 wall = clock() - began
@@ -350,10 +305,12 @@ class Runner:
                     raise RuntimeError(f"the call leaves CUDA error {left} behind, which nobody asked for: {words}")
             else:
                 began = clock()
-                outputs = call(*inputs)
+                outputs = plain(call(*inputs))
                 wall = clock() - began
         self.poison.freed(True)
         self.outputs = outputs
+        if flags & wire.COUNT and self.witness is not None:
+            self.launched = self.launchers.launched(self.counts, before) | (self.launched or set())
         if flags & wire.FILL and self.witness is not None and not flags & wire.CONTROL:
             self.patched = self.witness.patched()
         if flags & wire.HOLD:
@@ -363,56 +320,46 @@ class Runner:
     def export(self, outputs: Any, with_state: bool) -> None:
         value: dict[str, Any] = {"out": outputs}
         if with_state:
-            value["state"] = dict(self.watch)
+            value["state"] = dict(self.kept.watch)
         told: dict[str, Any] = {}
         if self.witness is not None:
             tensors: list[torch.Tensor] = []
             self.layout.describe(outputs, tensors)
-            told = {"lazy": self.witness.lazy(tensors), "patched": self.patched}
+            told = {"lazy": self.witness.lazy(tensors), "patched": self.patched, "waiting": self.witness.waiting()}
         with self.torch.no_grad():
             description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
         if with_state and self.witness is not None:
-            told["moved"] = self.moved_parameters()[:8]
+            told["moved"] = self.kept.moved()[:8]
         description["told"] = told | {"aliases": bool(self.addresses(outputs) & self.inputs.storages())}
         self.sync()
         self.report(description)
 
     def trace(self, calls: int) -> None:
+        """A profiler's pass over the inputs last taken, and what it shows of the Program's launchers: those that refuse
+        every call, and those that are called here and not when nobody looks."""
         collect: Any = load_file("stitchcuda_collect", self.collect_path)
         bindings = sys.modules.get("bindings")
-        if bindings is not None:
-            bindings.PROFILE = True  # type: ignore[attr-defined]
-            self.count_launches(bindings)
         call, inputs = self.call, self.inputs.values
         assert call is not None
         traced: dict[str, Any] = {}
         error = ""
-        try:
-            with self.torch.no_grad():
+        with self.launchers.counted(bindings) as counts, self.torch.no_grad():
+            try:
+                if self.launched is None:
+                    call(*inputs)
+                    self.launched = self.launchers.launched(counts)
+                if bindings is not None:
+                    bindings.PROFILE = True  # type: ignore[attr-defined]
                 traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
-        except Exception as raised:
-            # What was seen before it counts all the same.
-            error = f"{type(raised).__name__}: {raised}"[:500]
-        told: dict[str, Any] = {"failing": [name for name, (good, bad) in self.counts.items() if bad and not good]}
+            except Exception as raised:
+                # What was seen before it counts all the same.
+                error = f"{type(raised).__name__}: {raised}"[:500]
+        told: dict[str, Any] = {"failing": self.launchers.failing(counts)}
+        if self.launched is not None:
+            told["traced_only"] = sorted(self.launchers.launched(counts) - self.launched)
         if self.witness is not None:
             told["patched"] = self.witness.patched()
         self.report(traced | {"told": told} | ({"error": error} if error else {}))
-
-    def count_launches(self, bindings: ModuleType) -> None:
-        """From now on, count for each launcher how often it said that all is well, and how often not."""
-
-        def counted(name: str, launch: Callable[..., int]) -> Callable[..., int]:
-            count = self.counts.setdefault(name, [0, 0])
-
-            def call(*arguments: Any) -> int:
-                code = launch(*arguments)
-                count[bool(code)] += 1
-                return code
-
-            return call
-
-        for name in [name for name in vars(bindings) if name.startswith("_c_")]:
-            setattr(bindings, name, counted(name.removeprefix("_c_"), getattr(bindings, name)))
 
     def obey(self, command: Command) -> tuple[int, int]:
         """Carry one command out; wall and device nanoseconds of the timed part."""
@@ -434,7 +381,7 @@ class Runner:
         elif op == Op.INPUTS:
             self.take_inputs(command.flags, command.argument)
         elif op == Op.CALL:
-            return self.run_call(command.flags)
+            return self.run_call(command.flags, command.argument)
         elif op == Op.EXPORT:
             self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
             if command.flags & wire.INPUTS_OUT:

@@ -131,6 +131,7 @@ class RunnerClient:
         self.closed = False
         self.closing = threading.Lock()
         self.handed = 0.0
+        self.commands = 0
         self.members: list[int] = []
         self.proper: list[int] = []
         """The runner proper among them, known from before there is a Program"""
@@ -230,6 +231,7 @@ class RunnerClient:
     def _ask(self, op: Op, timeout_s: float, call: int, flags: int, argument: int) -> Reply:
         token = secrets.randbits(64)
         record = wire.Command(op, call, token, flags, argument).pack()
+        self.commands += 1
         began = time.monotonic()
         try:
             wire.write_all(self.command_fd, record)

@@ -5,16 +5,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import secrets
-import threading
 import time
+from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from stitchcuda.errors import InfrastructureError
-from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation import wire
+from stitchcuda.evaluation.exchange import exchange
 from stitchcuda.evaluation.oracle_client import OracleClient
+from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.runner_client import Failure, RunnerClient, Subject
 from stitchcuda.evaluation.schedule import Strata
 from stitchcuda.evaluation.timing import Sample
@@ -29,54 +30,7 @@ KEPT_CALLS, KEPT_SHARE = 3, 1 / 8
 """Timed calls on cpu whose outputs the runner keeps, at most, and among how many there is one."""
 
 KEPT_BYTES = 1 << 30
-"""Larger outputs are not kept beyond the first."""
-
-OWN_PROCESSES = 2
-"""Under a leash: the init of its namespace, and the runner."""
-
-
-def pool_size() -> int:
-    """Threads that a call may use on cpu: what OpenMP is told, or one for each core."""
-    return int(os.environ.get("OMP_NUM_THREADS", "0") or 0) or len(os.sched_getaffinity(0))
-
-
-def asleep_for(handed: float, spent: float, delayed: tuple[float | None, float | None]) -> float:
-    """Of the ``handed`` seconds that a command took, how many the runner neither ran (``spent``, processor time of all
-    its threads) nor was ready to run (``delayed``: waits for a core, its own and the supervisor's, before and after).
-    One that copies inputs or outputs has no time to sleep; one for which another process computes them has. 0 where
-    the kernel does not tell of waits.
-    """
-    before, after = delayed
-    if before is None or after is None:
-        return 0.0
-    # The waits of threads that have ended since are gone from the sum.
-    return max(0.0, handed - max(spent, 0.0) - max(after - before, 0.0))
-
-
-class Planes:
-    """How data reaches runners on this machine: the confinement level and whether device memory can be shared.
-    Found out once, by trying, and kept for the process's life."""
-
-    level = "full"
-    ipc = True
-    proven: ClassVar[set[tuple[str, bool]]] = set()
-    """Kinds of device, and whether trusted, on which a runner has come up so: a later failure is not for these."""
-    lock = threading.Lock()
-
-    @classmethod
-    def step_down(cls, level: str, ipc: bool, *, trusted: bool, kind: str) -> bool:
-        """Give up one thing, unless another session has done so since ``level`` and ``ipc`` were read; False when
-        there is nothing left to give up. Trusted runners are not confined: for them only sharing can be at fault."""
-        with cls.lock:
-            if (cls.level, cls.ipc) != (level, ipc):
-                return True
-            if not trusted and level != sandbox.LEVELS[-1]:
-                cls.level = sandbox.LEVELS[sandbox.LEVELS.index(level) + 1]
-            elif ipc and kind == "cuda":
-                cls.ipc, cls.level = False, "full"
-            else:
-                return False
-            return True
+"""From this size on outputs are not kept beyond the first."""
 
 
 class Session:
@@ -92,18 +46,22 @@ class Session:
         self.seconds: dict[str, float] = {}
         self.samples: list[tuple[str, Sample]] = []
         self.noop = 0.0
-        self.control_total = 0.0
-        self.control_outside = 0.0
+        self.costs: dict[str, tuple[float, float]] = {}
+        """By input case, what an exchange costs without a Program: see ``cost_without_program``"""
         self.watching = self.kind == "cpu" and self.settings.defences and not subject.trusted
         """Whether the processor time of exchanges is looked at."""
         self.beside: Session | None = None
         """A process that no Program has been in, whose exchanges are timed between this one's"""
-        self.controls: list[Sample] = []
+        self.controls: dict[str, list[Sample]] = {}
         self._strata: dict[tuple[str, float], Strata] = {}
         self.thorough = False
         """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
         self.processes = 0
+        self.rested = (-1, 0.0)
+        """Commands and processor time up to the end of the last exchange"""
+        self.deep: Counter[str] = Counter()
+        """Timed calls that were compared with fp64, by input case"""
         self.kept = 0
         """Outputs of timed calls that the runner keeps"""
         self.kept_late = False
@@ -300,33 +258,38 @@ class Session:
         self.samples = []
 
     def control(self) -> None:
-        """Exchanges as for a call, but without a Program, which is not there yet: what its clock is gated by. The first
-        does not count, since it does everything for the first time."""
+        """Exchanges as for a call of each input case, but without a Program, which is not there yet: what its clock is
+        gated by. The first of each does not count, since it does everything for the first time."""
         # What these cost beside others' work is more than what they cost alone, as timed calls are.
         alone = self.evaluator.gate.hold("clock") if self.evaluator.crowded else contextlib.nullcontext()
         with alone:
-            for _ in range(1 + self.settings.control_calls):
-                self.exchange_without_program()
-        del self.controls[0]
-        self.control_total, self.control_outside = self.cost_without_program()
+            for case in self.plan["cases"]:
+                for _ in range(1 + self.settings.control_calls):
+                    self.exchange_without_program(case)
+                del self.controls[str(case)][0]
+        self.costs = self.cost_without_program()
 
     def drawn(self, what: str, share: float) -> bool:
         """Whether the next call gets something that a share of this session's calls get."""
         return self._strata.setdefault((what, share), Strata(share))()
 
-    def exchange_without_program(self) -> None:
+    def exchange_without_program(self, case: str | None) -> None:
         """One such exchange, with all that the oracle does between calls; kept in ``controls``."""
         number = self.evaluator.calls.number_call()
-        case = self.plan["cases"][0]
         filled = self.oracle.ask("fill", call=number, label=f"control{number}", case=case, sessions=[self.number])
         flags, patience = wire.CONTROL, self.settings.load_timeout_s
-        self.controls.append(self._exchange(number, filled["seed"], flags, wire.INPUTS_OUT, patience))
+        form = self.plan["cases"].index(case)
+        sample = exchange(self, number, filled["seed"], flags, wire.INPUTS_OUT, patience, form=form)
+        self.controls.setdefault(str(case), []).append(sample)
         self.oracle.ask("answer", call=number)
 
-    def cost_without_program(self) -> tuple[float, float]:
-        """By those exchanges: seconds of the shortest, and the median of their processor time."""
-        spent = sorted(sample.outside or 0.0 for sample in self.controls)
-        return min(sample.total for sample in self.controls), spent[len(spent) // 2]
+    def cost_without_program(self) -> dict[str, tuple[float, float]]:
+        """By those exchanges, for each input case: seconds of the shortest, and the median of their processor time."""
+        costs = {}
+        for case, samples in self.controls.items():
+            spent = sorted(sample.outside or 0.0 for sample in samples)
+            costs[case] = min(sample.total for sample in samples), spent[len(spent) // 2]
+        return costs
 
     def call(
         self,
@@ -346,9 +309,19 @@ class Session:
         if keep:
             self.oracle.ask("keep", session=self.number)
         hold = hold or keep
-        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL)
+        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL) | (wire.COUNT if timed and not pause else 0)
         out = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
-        sample = self._exchange(call, seed, flags, out, timeout_s, reuse=reuse, pause=pause)
+        sample = exchange(
+            self,
+            call,
+            seed,
+            flags,
+            out,
+            timeout_s,
+            reuse=reuse,
+            pause=pause,
+            checked=not (timed and self.subject.trusted),
+        )
         self.held += hold
         self.calls += 1
         if not self.subject.trusted:
@@ -374,60 +347,6 @@ class Session:
         for kind, value in (told if isinstance(told, dict) else {}).items():
             if value and kind not in self.told:
                 self.told[str(kind)] = ", ".join(map(str, value))[:300] if isinstance(value, list) else str(value)[:300]
-
-    def _exchange(
-        self,
-        call: int,
-        seed: int,
-        flags: int,
-        out: int,
-        timeout_s: float,
-        *,
-        reuse: bool = False,
-        pause: float = 0.0,
-    ) -> Sample:
-        runner = self.live
-        patience = self.settings.load_timeout_s
-        if self.settings.defences and not self.subject.trusted:
-            runner.ask(Op.SETTLE, timeout_s=patience)
-        spent = [self._spent()]
-        delayed = [self._delayed()]
-        began = time.monotonic()
-        self.oracle.ask("hand", session=self.number, call=call)
-        taking = wire.FLUSH | (wire.REUSE if reuse else 0)
-        runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
-        asleep = asleep_for(runner.handed, self._spent() - spent[0], (delayed[0], self._delayed()))
-        idle = self._wait(pause) if pause else 0.0
-        spent.append(self._spent())
-        reply = runner.ask(Op.CALL, timeout_s=timeout_s, call=call, flags=flags)
-        handed = runner.handed
-        spent.append(self._spent())
-        delayed.append(self._delayed())
-        runner.ask(Op.EXPORT, timeout_s=patience, call=call, flags=out)
-        total = time.monotonic() - began - pause
-        spent.append(self._spent())
-        asleep += asleep_for(runner.handed, spent[3] - spent[2], (delayed[1], self._delayed()))
-        wall = reply.wall_ns * 1e-9
-        beyond = max(0.0, spent[2] - spent[1] - pool_size() * wall)
-        outside = spent[1] - spent[0] + beyond + spent[3] - spent[2] + asleep if self.watching else None
-        inside = spent[2] - spent[1] if self.watching else None
-        return Sample(wall, reply.device_ns * 1e-9, handed, runner.handed, total, idle, outside, inside)
-
-    def _spent(self) -> float:
-        """Processor time of the runner so far, where that is looked at."""
-        return self.live.cpu_seconds(anew=self.thorough) if self.watching else 0.0
-
-    def _delayed(self) -> float | None:
-        """How long the runner's threads and this one have waited for a core so far, where that is looked at."""
-        return self.live.delayed_seconds() if self.watching else None
-
-    def _wait(self, seconds: float) -> float:
-        """Wait; the share of one core that the runner used in the second half of that."""
-        time.sleep(seconds / 2)
-        before, began = self.live.cpu_seconds(anew=True), time.monotonic()
-        time.sleep(seconds / 2)
-        self.processes = len(sandbox.descendants(self.live.process.pid)) - OWN_PROCESSES
-        return (self.live.cpu_seconds() - before) / (time.monotonic() - began)
 
     def look_again(self, call: int) -> str:
         """Read the last outputs once more after a while; in a sentence, how they have changed since."""

@@ -86,12 +86,16 @@ def perturb(model: nn.Module, seed: int) -> set[str]:
         drawn = torch.randn(like.shape, generator=generator, dtype=torch.float32, device=like.device)
         return drawn.to(like.dtype)
 
-    changed: set[str] = set()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    found = movable(model)
     seen: set[int] = set()
-    for name, (kind, tensor) in named_state(model).items():
-        if kind != "parameter" or not tensor.is_floating_point() or tensor.numel() == 0:
+    for name, tensor in found.items():
+        if name not in parameters:
+            if name.endswith("running_mean"):
+                tensor.add_(0.1 * noise(tensor))
+            else:
+                tensor.mul_(torch.exp(0.3 * noise(tensor)))
             continue
-        changed.add(name)
         if tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
@@ -102,28 +106,18 @@ def perturb(model: nn.Module, seed: int) -> set[str]:
         else:
             much = COARSE.get(tensor.dtype, 0.02)
             tensor.mul_(1 + much * noise(tensor)).add_(much / 2 * spread * noise(tensor))
-    for prefix, part in model.named_modules():
-        mean, variance = getattr(part, "running_mean", None), getattr(part, "running_var", None)
-        if isinstance(mean, torch.Tensor) and isinstance(variance, torch.Tensor):
-            mean.add_(0.1 * noise(mean))
-            variance.mul_(torch.exp(0.3 * noise(variance)))
-            changed |= {f"{prefix}.running_mean".lstrip("."), f"{prefix}.running_var".lstrip(".")}
-    return changed
+    return set(found)
 
 
 def movable(model: nn.Module) -> dict[str, torch.Tensor]:
-    """What ``perturb`` moves, by name: floating parameters, and the running statistics of norms."""
-    found = {
-        name: tensor
-        for name, (kind, tensor) in named_state(model).items()
-        if kind == "parameter" and tensor.is_floating_point() and tensor.numel()
-    }
+    """What ``perturb`` moves, by name: parameters, and the running statistics of norms, where they are floating."""
+    found = {name: tensor for name, (kind, tensor) in named_state(model).items() if kind == "parameter"}
     for prefix, part in model.named_modules():
         for key in ("running_mean", "running_var"):
             value = getattr(part, key, None)
             if isinstance(value, torch.Tensor):
                 found[f"{prefix}.{key}".lstrip(".")] = value
-    return found
+    return {name: tensor for name, tensor in found.items() if tensor.is_floating_point() and tensor.numel()}
 
 
 def is_constant(tensor: torch.Tensor) -> bool:
@@ -181,18 +175,27 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def perturb_by_value(model: nn.Module, seed: int) -> tuple[set[str], dict[str, str]]:
-    """Move the same state as ``perturb``, in place, such that tensors of the same shape and values stay the same: where
-    only the values tell what belongs together, it does not matter which of them is taken for which.
+    """Move the same state as ``perturb``, in place, where only values from before tell what belongs together. Each
+    tensor its own way: those of the same shape and values are told apart by their order (see ``shares``).
 
-    Returns the names that changed, and the fingerprint of each tensor from before.
+    Returns the names that changed, and the origin of each: its fingerprint from before, and behind ``#`` the
+    how-many-th of these it is.
     """
-    before = {name: fingerprint(tensor) for name, tensor in movable(model).items()}
+    found = movable(model)
+    origins: dict[str, str] = {}
+    places: dict[str, list[int]] = {}
+    for name, tensor in found.items():
+        print_ = fingerprint(tensor)
+        known = places.setdefault(print_, [])
+        if tensor.data_ptr() not in known:
+            known.append(tensor.data_ptr())
+        origins[name] = f"{print_}#{known.index(tensor.data_ptr())}"
     seen: set[int] = set()
-    for name, tensor in movable(model).items():
+    for name, tensor in found.items():
         if tensor.numel() and tensor.data_ptr() in seen:
             continue
         seen.add(tensor.data_ptr())
-        generator = torch.Generator(tensor.device).manual_seed((seed + zlib.crc32(before[name].encode())) % 2**63)
+        generator = torch.Generator(tensor.device).manual_seed((seed + zlib.crc32(origins[name].encode())) % 2**63)
         noise = torch.randn(tensor.shape, generator=generator, device=tensor.device).to(tensor.dtype)
         if not is_constant(tensor):
             tensor.mul_(1 + COARSE.get(tensor.dtype, 0.02) * noise)
@@ -200,4 +203,23 @@ def perturb_by_value(model: nn.Module, seed: int) -> tuple[set[str], dict[str, s
             tensor.add_(0.05 * noise)
         else:
             tensor.mul_(torch.exp(0.2 * noise))
-    return set(before), before
+    return set(found), origins
+
+
+def shares(
+    state: dict[str, tuple[str, torch.Tensor]], origins: Iterable[str], taken: set[int]
+) -> dict[str, list[torch.Tensor]]:
+    """For each of the ``origins`` that have no counterpart by name, the tensors of a Program that get its values: those
+    that have its fingerprint. Where several origins share one, each gets one, in the order in which either module has
+    them: a Program that uses one for another is wrong then."""
+    order: dict[str, list[int]] = {}
+    for origin in dict.fromkeys(origins):
+        print_, _, number = origin.rpartition("#")
+        order.setdefault(print_, []).append(int(number or 0))
+    found = counterparts(state, [print_ for print_, numbers in order.items() for _ in numbers], taken)
+    shared: dict[str, list[torch.Tensor]] = {}
+    for print_, numbers in order.items():
+        distinct = list({tensor.data_ptr(): tensor for tensor in found[print_]}.values())
+        for at, place in enumerate(sorted(numbers)):
+            shared[f"{print_}#{place}"] = distinct if len(numbers) == 1 else distinct[at : at + 1]
+    return shared

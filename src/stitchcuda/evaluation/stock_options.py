@@ -9,6 +9,7 @@ import secrets
 import threading
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stitchcuda.evaluation import baseline_cache
@@ -16,6 +17,7 @@ from stitchcuda.evaluation.model import Tier, Timing
 from stitchcuda.evaluation.runner_client import Failure, Subject
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.starting import side_by_side
+from stitchcuda.evaluation.timing import TimingPlan
 from stitchcuda.hardware.detect import torch_version
 from stitchcuda.task.model import Task, TaskFacts, TensorFacts
 
@@ -35,6 +37,8 @@ class StockOptions:
         """Open sessions, warm; those that failed stay here with their ``failure``."""
         self.early: dict[str, Session] = {}
         """Begun already, so that they import torch while the oracle does."""
+        self.failing: dict[str, str] = {}
+        """Those that fail alone too, with the reason"""
 
     def names(self) -> list[str]:
         """Those that exist on this target, eager first."""
@@ -89,6 +93,37 @@ class StockOptions:
         side_by_side([(session, partial(self.warm, session)) for session in sessions.values()], cores())
         return sessions
 
+    def alone(self, name: str, plan: TimingPlan) -> Session:
+        """A stock option that has failed beside a Program, started anew once that has ended, and timed by ``plan``;
+        ``failure`` says if it fails by itself. In place of the one that failed it stays open beside others."""
+        evaluator = self.evaluator
+        session = self.session(name)
+        known = self.failing.get(name) or self._failed_before(name)
+        if known:
+            session.failure = Failure("crashed", known)
+            return session
+        self.warm(session, f"alone-{session.number}-")
+        if session.failure is None:
+            evaluator.calls.time([session], plan, label=f"alone-{session.number}-")
+        if session.failure is not None:
+            self.failing[name] = session.failure.message
+        elif name in self.held:
+            self.held[name] = session
+        return session
+
+    def _failed_before(self, name: str) -> str:
+        """Why it has failed when the baselines were measured, without any Program; empty where it has not, or might
+        not again: beside others it may have had no room."""
+        timing = baseline_cache.read(self._cache_path()).get(name)
+        if timing is None or timing.n or timing.note.startswith("out_of_memory") or self._worth_another_try(timing):
+            return ""
+        return timing.note.partition(": ")[2] or timing.note
+
+    def _cache_path(self) -> Path:
+        evaluator = self.evaluator
+        cores = evaluator.device.multiprocessors
+        return baseline_cache.cache_path(evaluator.cache, evaluator.task, evaluator.device, torch_version()[0], cores)
+
     def baselines(self, tier: Tier, *, keep: bool, only: Sequence[str] | None = None) -> dict[str, Timing]:
         """Timings, of ``only`` these where they are named; from the cache where they are known and ``tier`` is
         ``screen``.
@@ -97,9 +132,7 @@ class StockOptions:
         until ``release``.
         """
         evaluator = self.evaluator
-        path = baseline_cache.cache_path(
-            evaluator.cache, evaluator.task, evaluator.device, torch_version()[0], evaluator.device.multiprocessors
-        )
+        path = self._cache_path()
         kept = baseline_cache.read(path)
         known = kept if tier == "screen" else {}
         wanted = [name for name in self.names() if only is None or name in only]
@@ -123,6 +156,8 @@ class StockOptions:
     def _measure(self, names: list[str], keep: bool) -> dict[str, Timing]:
         """All of them call by call beside each other; one after the other where memory does not hold them."""
         if keep:
+            # One that has failed beside a Program is started anew: this is about what it does without one.
+            self.held = {name: held for name, held in self.held.items() if held.failure is None or name in self.failing}
             sessions = {s.subject.name: s for s in self.beside() if s.subject.name in names}
             return self._timed(sessions, keep=True)
         evaluator = self.evaluator

@@ -29,13 +29,12 @@ from stitchcuda.evaluation.model import (
     Tier,
     Timing,
 )
-from stitchcuda.evaluation.post_checks import Samples
 from stitchcuda.evaluation.publish import Publication
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.starting import meanwhile
 from stitchcuda.evaluation.telemetry import Trace
-from stitchcuda.evaluation.verdict import conclude, conclude_failed
+from stitchcuda.evaluation.verdict import conclude
 from stitchcuda.program.model import Program
 
 if TYPE_CHECKING:
@@ -123,10 +122,6 @@ class Trial:
             self._screen()
         return conclude(self)
 
-    def failed(self, failure: Failure) -> Evaluation:
-        """The Evaluation of a Program that did not come through."""
-        return conclude_failed(self, failure)
-
     def _screen(self) -> None:
         evaluator, settings = self.evaluator, self.settings
         session = self.program_session()
@@ -144,16 +139,20 @@ class Trial:
         evaluator.calls.time([session, *stock], evaluator.calls.screen_plan(), self.checked)
         self.spent("timed", began)
         began = time.monotonic()
-        self.finish(session)
+        post_checks.finish(self, session)
         self.spent("clocks", began)
         evaluator.prepare()
-        self.census(session)
+        post_checks.trace_program(self, session)
         self.timings["program"] = evaluator.summary(session)
         evaluator.close_all([session])
-        slowed = self.slowed(stock, {each.subject.name: each.samples for each in stock})
+        slowed = post_checks.slowed(self, stock, {each.subject.name: each.samples for each in stock})
         for each in self.sound(stock):
             name = each.subject.name
             self._keep_baseline(name, evaluator.summarise(slowed.get(name, each.samples), each.note))
+        began = time.monotonic()
+        for name, samples in post_checks.failed_beside(self, evaluator.calls.screen_plan()).items():
+            self._keep_baseline(name, evaluator.summarise(samples, self.notes[name]))
+        self.spent("baselines", began)
         if settings.baselines and not evaluator.interleaved:
             began = time.monotonic()
             for name, timing in evaluator.baselines("screen").items():
@@ -250,22 +249,10 @@ class Trial:
         with self.lock:
             self.seconds[stage] = self.seconds.get(stage, 0.0) + time.monotonic() - began
 
-    def finish(self, session: Session) -> None:
-        """Look at a session of the Program after its timed calls; see ``post_checks``."""
-        post_checks.finish(self, session)
-
-    def census(self, session: Session) -> None:
-        """Trace the Program in a session that was timed; see ``post_checks``."""
-        post_checks.trace_program(self, session)
-
-    def slowed(self, stock: list[Session], beside: dict[str, Samples]) -> dict[str, Samples]:
-        """The stock options that the Program has held up, timed anew after its end; see ``post_checks``."""
-        return post_checks.slowed(self, stock, beside)
-
     def checked(self, verdict: dict[str, Any], full: bool) -> None:
         """Take a verdict of the oracle on the Program in; Failure when it is bad."""
         with self.lock:
-            self.checks.add(verdict, full)
+            self.checks.add(verdict, full or bool(verdict.get("full")))
         if not verdict["ok"]:
             rule = verdict.get("rule", "")
             self.refuse(Failure("wrong_output", verdict["message"], rule=rule, layer=_layer(verdict)))

@@ -9,9 +9,8 @@ import random
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
-from stitchcuda.evaluation import compare
+from stitchcuda.evaluation import compare, layout
 from stitchcuda.evaluation.expectation import Expectation, Result, derive
 from stitchcuda.evaluation.families import (
     FAMILIES,
@@ -174,14 +173,13 @@ def _case(key: str) -> str | None:
 
 
 def _specials(answer: Result) -> tuple[bool, bool]:
-    floats = [t for t in pytree.tree_leaves(answer[0]) if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    floats = [t for t in layout.leaves(answer[0]) if t.is_floating_point()]
     return any(bool(t.isnan().any()) for t in floats), any(bool(t.isinf().any()) for t in floats)
 
 
 def shows(before: Result, after: Result, judge: Judge, key: str) -> bool:
     """Whether an output has moved by much more than its error budget."""
-    old, new = ([t for t in pytree.tree_leaves(r[0]) if isinstance(t, torch.Tensor)] for r in (before, after))
-    for one, two in zip(old, new, strict=False):
+    for one, two in zip(layout.leaves(before[0]), layout.leaves(after[0]), strict=False):
         if one.shape != two.shape:
             return True
         moved = compare.distance(two, one)

@@ -12,8 +12,8 @@ from stitchcuda import __version__
 from stitchcuda.evaluation import bounds
 from stitchcuda.evaluation.model import Correctness, Evaluation, Finding, Status
 from stitchcuda.evaluation.peaks import figures, free_memory, peak_host_bytes
+from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.runner_client import Failure
-from stitchcuda.evaluation.session import Planes
 
 if TYPE_CHECKING:
     from stitchcuda.evaluation.trial import Trial

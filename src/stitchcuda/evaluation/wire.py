@@ -87,6 +87,10 @@ BY_VALUE = 256
 """STATE flag: what has no counterpart by name goes where the same values stand; names that have none are reported."""
 
 
+COUNT = 512
+"""CALL flag: count the Program's launches in this call."""
+
+
 class Closed(Exception):
     """The other side has gone."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from typing import Literal
+
+from stitchcuda.profiling.agreement import agreement
 from stitchcuda.profiling.compare import Comparison, noticed
 from stitchcuda.profiling.diagnosis import spelling
 from stitchcuda.profiling.model import KernelDiagnosis, KernelTime, Profile
@@ -20,13 +24,21 @@ UNJUDGED = "Note: fusion, fewer launches or copies promise less than 2%; the ker
 """In place of a suggestion where the rules have none: they see operators and their times, not code."""
 
 
-def digest(profile: Profile) -> str:
-    """At most about 20 lines; what was not measured, or does not tell, is left out."""
+def digest(profile: Profile, *, timed_seconds: float = 0.0, kind: Literal["cuda", "cpu"] = "cuda") -> str:
+    """At most about 20 lines; what was not measured, or does not tell, is left out.
+
+    ``timed_seconds``: the median call by the evaluation, where it is known, on a ``kind`` of device. A profile of
+    other calls is said to be doubtful, and its predicted gains are left out.
+    """
+    agreed = agreement(profile, timed_seconds, kind)
+    doubtful = agreed is not None and agreed.doubtful
+    remark = (agreed.sentence or agreed.overhead) if agreed is not None else ""
     line = profile.timeline
     wall = line.wall_seconds
     label = profile.bottleneck + (f" ({profile.cause})" if profile.cause != "none" else "")
     parts = [
         f"Profile of the {profile.subject} by {f'{profile.source} {profile.version}'.strip()}, per call:",
+        *([f"- {remark}"] if remark else []),
         f"- bottleneck: {label}. {profile.evidence}",
         f"- wall {milliseconds(wall)}, busy {milliseconds(line.busy_seconds)} ({_share(line.busy_seconds, wall)}),"
         f" idle {milliseconds(line.gap_seconds)}, {_counts(profile)}",
@@ -49,12 +61,13 @@ def digest(profile: Profile) -> str:
         parts.append(f"- processor: {processor_told(profile.processor)}")
     if profile.loops:
         parts.append(f"- loops: {loops_told(profile.loops, LOOPS)}")
-    parts += _kernels(profile)
+    parts += _kernels(profile, gains=not doubtful)
     if profile.suggestion:
-        parts.append(UNJUDGED if profile.suggestion == NOTHING else f"First: {profile.suggestion}")
+        first = without_gain(profile.suggestion) if doubtful else profile.suggestion
+        parts.append(UNJUDGED if profile.suggestion == NOTHING else f"First: {first}")
     # What nsys says of every recording tells an agent nothing.
-    remarks = [remark for remark in profile.remarks if not remark.startswith("nsys says")]
-    parts += [f"Note: {remark}" for remark in remarks[:2]]
+    remarks = [each for each in profile.remarks if not each.startswith("nsys says")]
+    parts += [f"Note: {each}" for each in remarks[:2]]
     return "\n".join(parts) + "\n"
 
 
@@ -85,12 +98,17 @@ def _path(profile: Profile) -> list[str]:
     return [f"- host on the critical path{slowed}: {told}"]
 
 
-def _kernels(profile: Profile) -> list[str]:
+def without_gain(suggestion: str) -> str:
+    """A suggestion without the gain that is predicted for it."""
+    return re.sub(r"\s*\((?:predicted )?\d[^()]*\)$", "", suggestion)
+
+
+def _kernels(profile: Profile, *, gains: bool) -> list[str]:
     """The longest kernels, each with its diagnosis where it has one; then diagnosed ones that are not among them."""
     waiting = profile.diagnoses[:DIAGNOSES]
     said, told = [profile.suggestion], {}
     for number, one in enumerate(waiting):
-        told[id(one)] = _diagnosis(one, said, whole=number < WHOLE)
+        told[id(one)] = _diagnosis(one, said, whole=number < WHOLE, gains=gains)
         said.append(one.suggestion)
     parts = []
     rows = [kernel for kernel in profile.kernels[:KERNELS] if kernel.share >= TELLING] or profile.kernels[:1]
@@ -106,10 +124,12 @@ def _row(kernel: KernelTime) -> str:
     return f"{_name(kernel.name)} {milliseconds(kernel.seconds)} ({kernel.share:.0%}){times}, {kernel.origin}"
 
 
-def _diagnosis(found: KernelDiagnosis, said: list[str], *, whole: bool) -> str:
+def _diagnosis(found: KernelDiagnosis, said: list[str], *, whole: bool, gains: bool) -> str:
     """Label and gains; of a ``whole`` one with something to gain the evidence, and what to do unless it was ``said``
     before."""
-    told = f"{found.cause}, at most {found.kernel_gain:.2f}x, {found.program_gain:.2f}x of the call"
+    told = str(found.cause)
+    if gains:
+        told += f", at most {found.kernel_gain:.2f}x, {found.program_gain:.2f}x of the call"
     if found.cause == "none":
         return f"{told}; {found.evidence}"
     if not whole or found.program_gain < WORTH_NAMING:
@@ -118,32 +138,33 @@ def _diagnosis(found: KernelDiagnosis, said: list[str], *, whole: bool) -> str:
     return f"{told}; {found.evidence}" + ("" if known else f". Do: {found.suggestion}")
 
 
-def changes(comparison: Comparison, limit: int = 8) -> str:
-    """Before and after in a few lines."""
+def changes(comparison: Comparison, limit: int = 8, *, unit: str = "launches") -> str:
+    """Before and after in a few lines. ``unit``: what kernels or operators are counted in."""
     parts = [
         f"Wall {milliseconds(comparison.before_seconds)} to {milliseconds(comparison.after_seconds)} per call"
-        f" ({comparison.speedup:.2f}x), launches {comparison.before_launches} to {comparison.after_launches},"
+        f" ({comparison.speedup:.2f}x), {unit} {comparison.before_launches} to {comparison.after_launches},"
         f" idle {milliseconds(comparison.before_gap_seconds)} to {milliseconds(comparison.after_gap_seconds)}"
     ]
     told = noticed(comparison)[:limit]
     # Beside a new own kernel nobody knows whether what has gone was dropped or is computed in there.
     replaced = any(change.fate == "new" and change.origin == "own" for change in comparison.changes)
-    ended = "not launched any more" if replaced else "gone"
+    off = "not launched any more" if unit == "launches" else "not called any more"
+    ended = off if replaced else "gone"
     for change in told:
         before, after = milliseconds(change.before_seconds), milliseconds(change.after_seconds)
         times = {
-            "gone": f"{ended}, was {before} in {change.before_calls} launches",
-            "fused": f"fused away, was {before} in {change.before_calls} launches",
-            "new": f"new, {after} in {change.after_calls} launches ({change.origin})",
-            "kept": f"{before} to {after}, launches {change.before_calls} to {change.after_calls}",
+            "gone": f"{ended}, was {before} in {change.before_calls} {unit}",
+            "fused": f"fused away, was {before} in {change.before_calls} {unit}",
+            "new": f"new, {after} in {change.after_calls} {unit} ({change.origin})",
+            "kept": f"{before} to {after}, {unit} {change.before_calls} to {change.after_calls}",
         }
         parts.append(f"- {_name(change.name)}: {times[change.fate]}")
     if comparison.fused_into:
         parts.append(f"- fused into {', '.join(_name(name) for name in comparison.fused_into[:4])}")
     if replaced and any(change.fate == "gone" for change in told):
         parts.append(
-            "- what is not launched any more is done by a new own kernel, whatever its name, or was not needed:"
-            " no timeline tells which"
+            f"- what is {off} is done by a new own kernel, whatever its name, or was not needed: no timeline tells"
+            " which"
         )
     parts += [f"Note: {remark}" for remark in comparison.remarks]
     return "\n".join(parts) + "\n"

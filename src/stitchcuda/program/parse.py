@@ -23,6 +23,7 @@ _HEADING = re.compile(
 _FIRST_LINE = re.compile(
     rf"^\s*(?://|#|/\*|<!--)\s*(?:[Ff]ile(?:name)?|[Pp]ath)\s*:\s*(?P<name>{_NAME})\s*(?:\*/|-->)?\s*$"
 )
+_ENTRY_CLASS = re.compile(r"^(?:class\s+ModelNew\b|ModelNew\s*=)", re.MULTILINE)
 _CODE_WORDS = frozenset(("python", "py", "cuda", "cu", "cpp", "c++", "c", "cxx", "json"))
 
 SEARCH, DIVIDER, REPLACE = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
@@ -77,6 +78,14 @@ def parse_reply(text: str, *, base: Program | None = None) -> Program:
     return _assemble(files, base)
 
 
+def holds_files(text: str) -> bool:
+    """Whether a reply has an edit, a block that is named, or one that defines ModelNew: others only quote code.
+
+    Raises ProgramError for a reply that is cut in the middle of a block.
+    """
+    return SEARCH in text or any(block.name or _ENTRY_CLASS.search(block.text) for block in _blocks(text))
+
+
 def parse_edits(text: str, base: Program) -> Program:
     """``base`` with the reply's search/replace blocks applied, each of which must match exactly once.
 
@@ -122,9 +131,7 @@ def _assemble(files: dict[str, str], base: Program | None) -> Program:
 
 def _adopt_entry(files: dict[str, str], unnamed: list[_Block], base: Program | None) -> None:
     """Take the unnamed block that defines ModelNew as ``program.py``; several that do are an error."""
-    entries = [
-        block for block in unnamed if re.search(r"^(?:class\s+ModelNew\b|ModelNew\s*=)", block.text, re.MULTILINE)
-    ]
+    entries = [block for block in unnamed if _ENTRY_CLASS.search(block.text)]
     distinct = {block.text for block in entries}
     if len(distinct) > 1:
         raise ProgramError("the reply holds several unnamed blocks that define ModelNew; send program.py once, whole")

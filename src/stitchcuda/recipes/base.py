@@ -6,6 +6,7 @@ and hands over the sources behind them. Printing the result as a Program is ``as
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -113,7 +114,7 @@ class Rewriter:
     sources: dict[str, str] = field(default_factory=dict)
     launchers: dict[str, Launcher] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
-    """Names of generated kernels by their text, so that equal ones are written once."""
+    """Names of generated kernels by their text and arguments, so that equal ones are written once."""
     libraries: set[Literal["cublas", "cublasLt"]] = field(default_factory=set)
     gains: list[Gain] = field(default_factory=list)
     orchestration: list[str] = field(default_factory=list)
@@ -124,6 +125,9 @@ class Rewriter:
     """Launchers that an earlier program was wrong with; recipes leave their nodes alone."""
     precision: Precision = "fp32"
     """The task's precision class; ``tf32`` has float32 tensors too."""
+
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Recipes that raised and were left out, with what they raised."""
 
     @property
     def target(self) -> TargetKind:
@@ -155,6 +159,16 @@ class Rewriter:
         known = self.sources.setdefault(path, text)
         if known != text:
             raise ValueError(f"two different sources want to be {path}")
+
+    def launcher_name(self, name: str, arguments: list[Argument]) -> str:
+        """``name``, or a longer one where a launcher of that name takes other arguments: those are what is checked.
+
+        The same kernel walks tensors of several layouts, of which a manifest entry declares one.
+        """
+        known = self.launchers.get(name)
+        if known is None or known.arguments == arguments:
+            return name
+        return f"{name}_{hashlib.sha256(str(arguments).encode()).hexdigest()[:6]}"
 
     def add_gain(self, gain: Gain) -> None:
         """Record what an application should save."""

@@ -25,10 +25,12 @@ INITIAL = {
 
 def emit_cpu(kernel: Kernel) -> str:
     """The C++ function; it needs the cpu prelude before it."""
-    return _Printer(kernel).function()
+    return Printer(kernel).function()
 
 
-class _Printer:
+class Printer:
+    """The statements of a kernel's runs, pass by pass."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.names = {id(value): f"v{i}" for i, value in enumerate(kernel.order)}
@@ -72,27 +74,37 @@ class _Printer:
                 f"const int64_t begin = task % {chunks} * {CHUNK};",
                 f"const int64_t end = begin + {CHUNK} < {kernel.inner} ? begin + {CHUNK} : {kernel.inner};",
             ]
-        lines += decode("task" if chunks == 1 else "row", kernel.outer, "int64_t")
-        lines += [_row_pointer(buffer) for buffer in kernel.buffers]
+        return lines + self.run("task" if chunks == 1 else "row", chunks)
+
+    def run(self, row: str, chunks: int) -> list[str]:
+        """Statements for the run whose number the variable ``row`` holds."""
+        kernel = self.kernel
+        lines = decode(row, kernel.outer, "int64_t")
+        lines += [row_pointer(buffer) for buffer in kernel.buffers]
         for value in self.frontier:
             lines.append(f"alignas(64) {value.ctype} keep_{self.names[id(value)]}[{kernel.inner}];")
         for stage in range(kernel.stages):
             lines += self._row_values(stage)
             lines += self._pass(stage, chunks)
-        lines += self._row_values(kernel.stages)
-        for store in kernel.row_stores():
-            lines.append(f"row_{store.buffer.name}[0] = {_stored(store.buffer, self.names[id(store.value)])};")
-        return lines
+        return lines + self._row_values(kernel.stages) + self.row_results()
+
+    def row_results(self) -> list[str]:
+        """Statements that take a run's results out."""
+        return [
+            f"row_{store.buffer.name}[0] = {_stored(store.buffer, self.names[id(store.value)])};"
+            for store in self.kernel.row_stores()
+        ]
 
     def _row_values(self, stage: int) -> list[str]:
         lines = []
         for value in self.kernel.order:
             if not self.kernel.is_row(value) or value.reduction is not None or self.kernel.stage(value) != stage:
                 continue
-            lines.append(self._define(value, "0"))
+            lines.append(self.define(value, "0"))
         return lines
 
-    def _define(self, value: Value, index: str) -> str:
+    def define(self, value: Value, index: str) -> str:
+        """The definition of one value at a place of the run."""
         load = self.kernel.load(value)
         if load is not None:
             text = f"own::load(row_{load.buffer.name}[{_index(load.buffer, index)}])"
@@ -162,7 +174,7 @@ class _Printer:
         if id(value) in self.available:
             name = self.names[id(value)]
             return f"const {value.ctype} {name} = keep_{name}[i];"
-        return self._define(value, "i")
+        return self.define(value, "i")
 
     def _clauses(self, reductions: list[Value]) -> str:
         operators = {"sum": "+", "max": "max", "min": "min"}
@@ -204,7 +216,8 @@ def offset(buffer: Buffer, ctype: str) -> str:
     return " + ".join(terms) or "0"
 
 
-def _row_pointer(buffer: Buffer) -> str:
+def row_pointer(buffer: Buffer) -> str:
+    """The definition of where a run starts in a buffer, from the indices that ``decode`` defines."""
     const = "const " if buffer.role == "input" else ""
     start = f"{buffer.name} + {offset(buffer, 'int64_t')}"
     if buffer.storage == "bool":

@@ -21,7 +21,7 @@ COMBINE = {"sum": "{a} += {t};", "max": "{a} = {t} > {a} ? {t} : {a};", "min": "
 
 def emit_cuda(kernel: Kernel) -> str:
     """The __global__ function and its launcher; they need the cuda prelude before them."""
-    printer = _Rows(kernel) if kernel.rows else _Elements(kernel)
+    printer = Rows(kernel) if kernel.rows else Elements(kernel)
     return printer.text()
 
 
@@ -35,7 +35,9 @@ class Shape:
     """Packs per thread."""
 
 
-class _Printer:
+class Printer:
+    """What kernels with and without rows have in common: names, packs and pointers."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.width = kernel.vector
@@ -120,7 +122,7 @@ class _Printer:
         return lines
 
 
-class _Elements(_Printer):
+class Elements(Printer):
     """No reductions: one pack per thread."""
 
     def text(self) -> str:
@@ -153,7 +155,7 @@ class _Elements(_Printer):
         return "\n".join(lines)
 
 
-class _Rows(_Printer):
+class Rows(Printer):
     """Reductions over the inner dimension."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -191,24 +193,33 @@ class _Rows(_Printer):
             ]
         else:
             body += [f"const {self.index} row = blockIdx.x;", f"const {self.index} lane = threadIdx.x;"]
-        body += decode("row", kernel.outer, self.index) + self.row_pointers()
-        for value in self.keep:
-            body.append(f"{value.ctype} keep_{self.names[id(value)]}[{shape.items}][{self.width}];")
-        for stage in range(kernel.stages):
-            body += self._row_values(stage)
-            body += self._pass(stage)
-        body += self._row_values(kernel.stages)
-        stores = kernel.row_stores()
-        if stores:
-            body.append("if (lane == 0) {")
-            for store in stores:
-                buffer = store.buffer
-                body.append(f"  row_{buffer.name}[0] = own::store<{buffer.storage}>({self.names[id(store.value)]});")
-            body.append("}")
+        body += self.row()
         lines += [f"  {line}" if not line.startswith("#") else line for line in body]
         blocks = -(-kernel.outer_size // shape.per_block)
         lines += ["}", "", self.launcher(blocks, threads)]
         return "\n".join(lines)
+
+    def row(self) -> list[str]:
+        """Statements for the row number ``row``, of which a thread is number ``lane``."""
+        kernel = self.kernel
+        body = decode("row", kernel.outer, self.index) + self.row_pointers()
+        for value in self.keep:
+            body.append(f"{value.ctype} keep_{self.names[id(value)]}[{self.shape.items}][{self.width}];")
+        for stage in range(kernel.stages):
+            body += self._row_values(stage)
+            body += self._pass(stage)
+        return body + self._row_values(kernel.stages) + self.row_results()
+
+    def row_results(self) -> list[str]:
+        """Statements that take a row's results out."""
+        stores = self.kernel.row_stores()
+        if not stores:
+            return []
+        lines = []
+        for store in stores:
+            buffer = store.buffer
+            lines.append(f"  row_{buffer.name}[0] = own::store<{buffer.storage}>({self.names[id(store.value)]});")
+        return ["if (lane == 0) {", *lines, "}"]
 
     def _row_values(self, stage: int) -> list[str]:
         kernel = self.kernel

@@ -17,8 +17,14 @@ aten = torch.ops.aten
 CONVOLUTIONS = {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution"}
 
 
+def is_batched(convolution: fx.Node) -> bool:
+    """Its result has a batch dimension before the channels: as many dimensions as its weight."""
+    value, weight = tensor(convolution), tensor(convolution.args[1])
+    return value is not None and weight is not None and value.dim() == weight.dim()
+
+
 class Epilogue(Recipe):
-    """Applies to a layer with bias whose only reader is pointwise or a row reduction.
+    """Applies to a layer with bias whose only reader is pointwise or a row reduction, or all of a convolution's are.
 
     On cuda a convolution adds its bias in a kernel of its own: fused with the activation (and residual, and the
     slice of a concatenation) it saves a read, a write and a launch. A linear layer's bias is free in cuBLAS, so it
@@ -37,12 +43,22 @@ class Epilogue(Recipe):
                 continue
             bias = node.args[2] if len(node.args) > 2 else None
             value = tensor(node)
-            if not isinstance(bias, fx.Node) or value is None or len(node.users) != 1 or node.kwargs:
+            if not isinstance(bias, fx.Node) or value is None or not node.users or node.kwargs:
                 continue
-            reader = next(iter(node.users))
-            if not self._joins(rewriter, reader, convolution=name != "linear"):
+            if name != "linear" and not is_batched(node):
+                continue
+            several = len(node.users) > 1
+            if several and (name == "linear" or rewriter.target != "cuda" or not self._all_pointwise(node, value)):
+                continue
+            if not all(self._joins(rewriter, reader, convolution=name != "linear") for reader in node.users):
                 continue
             self._split(rewriter, node, bias, value, channel=1 if name != "linear" else value.dim() - 1)
+
+    def _all_pointwise(self, node: fx.Node, value: torch.Tensor) -> bool:
+        """Every reader works on the convolution's own elements, so that one kernel adds the bias for all."""
+        shapes = (tensor(reader) for reader in node.users)
+        steady = all(reader.meta.get("segment") == node.meta.get("segment") for reader in node.users)
+        return steady and all(shape is not None and shape.shape == value.shape for shape in shapes)
 
     def _joins(self, rewriter: Rewriter, reader: fx.Node, *, convolution: bool) -> bool:
         if trailing(reader) is not None:

@@ -172,16 +172,16 @@ def worth(rewriter: Rewriter, group: Group, recipe: str) -> Gain | None:
     members = set(group.nodes)
     eager_bytes = eager_launches = 0
     for node in group.nodes:
-        result = _bytes(node)
-        reads = sum(_bytes(source) for source in node.all_input_nodes)
+        result = tensor_bytes(node)
+        reads = sum(tensor_bytes(source) for source in node.all_input_nodes)
         if op_name(node) == "copy_":
-            reads -= _bytes(node.all_input_nodes[0])
+            reads -= tensor_bytes(node.all_input_nodes[0])
         eager_bytes += reads * eager_reads(node) + result
         eager_launches += eager_reads(node)
     places = {node.args[0] for node in group.nodes if op_name(node) == "copy_"}
     sources = {source for node in group.nodes for source in node.all_input_nodes} - members - places
     results = [node for node in group.nodes if any(user not in members for user in node.users)]
-    own_bytes = sum(_bytes(node) for node in results) + sum(_bytes(source) for source in sources)
+    own_bytes = sum(tensor_bytes(node) for node in results) + sum(tensor_bytes(source) for source in sources)
     saved = eager_bytes - own_bytes
     launches = eager_launches - 1
     if launches < 1 or saved <= 0:
@@ -205,7 +205,7 @@ def _parallel(rewriter: Rewriter, group: Group) -> bool:
     return length <= 16384 or rows >= rewriter.device.multiprocessors
 
 
-def _bytes(node: fx.Node) -> int:
+def tensor_bytes(node: fx.Node) -> int:
     """Bytes that reading the whole tensor moves: broadcast dimensions count once."""
     value = tensor(node)
     if value is None:

@@ -12,7 +12,7 @@ from torch import fx
 from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import CallArgument, Gain, New, Recipe, Rewriter, TargetKind, Workspace, argument
 from stitchcuda.recipes.batch_norm_train import dense
-from stitchcuda.recipes.epilogue import CONVOLUTIONS
+from stitchcuda.recipes.epilogue import CONVOLUTIONS, is_batched
 from stitchcuda.recipes.group_norm_kernel import BLOCK_RATE, Chain, GroupNormPlan, seconds, teams_of
 from stitchcuda.recipes.lower import prelude
 from stitchcuda.recipes.normalise import op_name, tensor
@@ -86,7 +86,7 @@ class GroupNorm(Recipe):
         team, teams, items = cut
         alone = norm.source.users.keys() == {(norm.before or [norm.node])[0]}
         steady = norm.source.meta.get("segment") == norm.node.meta.get("segment")
-        bias = _bias_of(norm.source) if alone and steady else None
+        bias = bias_of(norm.source) if alone and steady else None
         passes = 1 + 2 * (len(norm.before) + len(norm.after)) + (2 if bias is not None else 0)
         passes += 2 if norm.mean is not None else 0
         launches = 1 + len(norm.before) + len(norm.after)
@@ -133,8 +133,11 @@ class GroupNorm(Recipe):
         rewriter.add_gain(Gain(self.name, what, saved / rewriter.bandwidth, launches, saved, (op_name(norm.node),)))
 
 
-def norm_of(node: fx.Node) -> Norm | None:
-    """The normalisation at a node with what joins it; None for other operators and layouts."""
+def norm_of(node: fx.Node, *, pooled: bool = False) -> Norm | None:
+    """The normalisation at a node with what joins it; None for other operators and layouts.
+
+    ``pooled``: whether a pool must, or must not, read the last one.
+    """
     value, source = tensor(node), node.args[0] if node.args else None
     before = tensor(source)
     if value is None or before is None or node.kwargs or value.dim() < 3 or not isinstance(source, fx.Node):
@@ -160,8 +163,8 @@ def norm_of(node: fx.Node) -> Norm | None:
     start = tensor(first)
     if start is None or not dense(start) or not dense(value):
         return None
-    after, mean_node, pooled = _after(node)
-    if pooled:
+    after, mean_node, by_pool = _after(node)
+    if by_pool != pooled:
         return None
     return Norm(node, first, chain, after, mean_node, int(groups), weight, bias, float(eps))  # type: ignore[arg-type]
 
@@ -244,9 +247,9 @@ def _is_mean(node: fx.Node) -> bool:
     return isinstance(dims, list | tuple) and sorted(dim % value.dim() for dim in dims) == list(range(1, value.dim()))
 
 
-def _bias_of(source: fx.Node) -> fx.Node | None:
+def bias_of(source: fx.Node) -> fx.Node | None:
     """The bias of a convolution, which its library adds in a pass of its own."""
-    if op_name(source) not in CONVOLUTIONS or source.kwargs or len(source.args) < 3:
+    if op_name(source) not in CONVOLUTIONS or source.kwargs or len(source.args) < 3 or not is_batched(source):
         return None
     bias = source.args[2]
     value = tensor(bias)

@@ -203,15 +203,6 @@ class _Lowering:
         text = emit_cuda(kernel) if self.rewriter.target == "cuda" else emit_cpu(kernel)
         path = SOURCE[self.rewriter.target]
         so_far = self.rewriter.sources.get(path, prelude(self.rewriter.target))
-        texts = self.rewriter.texts
-        name = texts.get(text)
-        if name is None:
-            name = self._name(text)
-            texts[text] = name
-        if name in self.rewriter.disabled:
-            return None
-        if name not in self.rewriter.launchers:
-            self.rewriter.sources[path] = so_far + "\n" + text.replace("KERNEL", name) + "\n"
         width = kernel.vector if self.rewriter.target == "cuda" else 1
         arguments = [
             argument(
@@ -223,6 +214,16 @@ class _Lowering:
             )
             for buffer in kernel.buffers
         ]
+        texts = self.rewriter.texts
+        key = f"{text}\n{arguments}"
+        name = texts.get(key)
+        if name is None:
+            name = self.rewriter.launcher_name(self._name(text), arguments)
+            texts[key] = name
+        if name in self.rewriter.disabled:
+            return None
+        if name not in self.rewriter.launchers:
+            self.rewriter.sources[path] = so_far + "\n" + text.replace("KERNEL", name) + "\n"
         return Launcher(name=name, source=path, arguments=arguments)
 
     def _name(self, text: str) -> str:

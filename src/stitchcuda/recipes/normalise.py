@@ -77,6 +77,8 @@ def normalise(captured: Captured) -> None:
     graph = captured.graph
     captured.mode_matters = any(_is_modal(node) for node in graph.nodes)
     _drop_checks(graph)
+    _expand_broadcasts(graph)
+    _mark_views(graph)
     _functionalise(captured)
     _drop_noops(graph)
     _canonical_batch_norm(graph)
@@ -137,6 +139,16 @@ def _drop_checks(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
+def _expand_broadcasts(graph: fx.Graph) -> None:
+    """Each result of ``broadcast_tensors`` as the view of one tensor that it is: storage is followed by views."""
+    for node in list(graph.nodes):
+        first = node.args[0] if node.target is operator.getitem else None
+        value = tensor(node)
+        if isinstance(first, fx.Node) and op_name(first) == "broadcast_tensors" and value is not None:
+            source = first.args[0][node.args[1]]  # type: ignore[index]
+            node.target, node.args = aten.expand.default, (source, list(value.shape))
+
+
 def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
     """For each node the node whose storage its result may share: itself for a fresh result."""
     roots: dict[fx.Node, fx.Node] = {}
@@ -154,7 +166,38 @@ def storage_roots(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
         )
         if shares and isinstance(first, fx.Node):
             roots[node] = roots[_shared(node, first)]
+        elif not shares and "shares" in node.meta:
+            roots[node] = roots[_operands(node)[node.meta["shares"]]]
     return roots
+
+
+def _mark_views(graph: fx.Graph) -> None:
+    """Note on each node as ``meta["shares"]`` which operand's storage its result had when the reference was read.
+
+    Operators return views that their names do not tell of. Values do not tell later: what takes an operand's place
+    has a value of its own. The result of an operator with several is marked with an operand of that operator.
+    """
+    for node in graph.nodes:
+        if node.op != "call_function":
+            continue
+        first = node.args[0] if node.target is operator.getitem else node
+        for i, source in enumerate(_operands(first) if isinstance(first, fx.Node) else []):
+            if _storages(node) & _storages(source):
+                node.meta["shares"] = i
+                break
+
+
+def _operands(node: fx.Node) -> list[fx.Node]:
+    """The nodes among a node's arguments, each as often as it is given, so that their places outlast replacement."""
+    found: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), found.append)
+    return found
+
+
+def _storages(node: fx.Node) -> set[int]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return {each.untyped_storage()._cdata for each in values if isinstance(each, torch.Tensor)}
 
 
 def _is_joined(node: fx.Node) -> bool:
@@ -164,8 +207,10 @@ def _is_joined(node: fx.Node) -> bool:
 def _shared(node: fx.Node, first: fx.Node) -> fx.Node:
     """What a view is a view of: for a launcher's result the argument it was written to, or itself."""
     call = first.meta.get("call")
-    if call is None or node.target is not operator.getitem:
+    if node.target is not operator.getitem:
         return first
+    if call is None:
+        return _operands(first)[node.meta["shares"]] if "shares" in node.meta else first
     index = getattr(call.results[int(str(node.args[1]))], "index", None)
     if index is None:
         return node
@@ -209,6 +254,7 @@ def _functionalise(captured: Captured) -> None:
         if any(alias not in descends for alias in later):
             continue
         node.target = overload
+        node.meta.pop("shares", None)
         for user in list(target.users):
             if order[user] > order[node]:
                 user.replace_input_with(target, node)

@@ -22,6 +22,8 @@ WORTH_A_GRAPH = 1.02
 CERTAIN_GRAPH = 1.1
 """Predicted speedup from which the kernels are not measured without the graph first."""
 GENERIC = ("pointwise", "row_reduction")
+HELPERS = ("epilogue", "concat", "pool_first")
+"""Recipes that prepare the ground for others: they may always join."""
 CLEAR_FUSION = 0.1
 """Share of the wall time that generic fusion is predicted to save from which no program without it is measured."""
 GRAPH_NODE_SECONDS = 1.2e-6
@@ -36,6 +38,14 @@ class Survey:
     gains: dict[str, list[Gain]]
     """By recipe, in the order in which they run; a recipe that does not apply is not in it."""
 
+    @property
+    def broken(self) -> str:
+        """A sentence for each recipe that failed on this program, to follow a summary."""
+        return "".join(
+            f" {name} was left out: it failed on this program ({what})."
+            for name, what in self.rewriter.left_out.items()
+        )
+
 
 class RecipePlanner:
     """Tries every recipe on the captured graph and plans with those that applied."""
@@ -47,16 +57,18 @@ class RecipePlanner:
             survey = survey_recipes(request.task, request.device)
         except StitchError as error:
             return self._unreadable(request, bottleneck, str(error))
+        broken = survey.broken
         if not survey.gains:
-            summary = "No rewrite found: no recipe applies to this program where it would pay."
+            summary = f"No rewrite found: no recipe applies to this program where it would pay.{broken}"
             return Plan(summary=summary, bottleneck=bottleneck)
         ideas = _ideas(survey, request)
         tried = {attempt.idea for attempt in request.attempts}
         left = [idea for idea in ideas if idea.name not in tried]
         if not left:
-            return Plan(summary="No rewrite found beyond those tried: every idea was measured.", bottleneck=bottleneck)
+            summary = f"No rewrite found beyond those tried: every idea was measured.{broken}"
+            return Plan(summary=summary, bottleneck=bottleneck)
         names = ", ".join(survey.gains)
-        return Plan(summary=f"Recipes that apply: {names}.", bottleneck=bottleneck, ideas=left)
+        return Plan(summary=f"Recipes that apply: {names}.{broken}", bottleneck=bottleneck, ideas=left)
 
     def _unreadable(self, request: PlanRequest, bottleneck: str, reason: str) -> Plan:
         """The forward is no graph to read; on cuda it may still be captured while it runs."""
@@ -145,8 +157,7 @@ def _kernel_step(survey: Survey, names: list[str], request: PlanRequest) -> Step
     saved = sum(gain.seconds for gain in gains)
     whats = sorted({gain.what for gain in gains})
     operators = sorted({operator for gain in gains for operator in gain.operators}) or ["forward"]
-    # Helpers that only prepare the ground for others are always allowed to join.
-    helpers = [name for name in ("epilogue", "concat", "pool_first") if name not in names]
+    helpers = [name for name in HELPERS if name not in names and name not in survey.rewriter.left_out]
     launches = sum(gain.launches for gain in gains)
     return Step(
         title=f"Write {len(gains)} rewrites: " + "; ".join(whats[:3]) + ("; ..." if len(whats) > 3 else ""),

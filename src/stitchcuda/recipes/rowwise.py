@@ -24,9 +24,19 @@ REDUCING = {
     "norm",
     "logsumexp",
     "adaptive_avg_pool2d",
+    "cosine_similarity",
+    "pairwise_distance",
 }
 """The result has one element per row."""
-EAGER_PASSES = {"rms_norm": 4, "linalg_vector_norm": 1, "logsumexp": 4, "var": 1, "std": 1}
+EAGER_PASSES = {
+    "rms_norm": 4,
+    "linalg_vector_norm": 1,
+    "logsumexp": 4,
+    "var": 1,
+    "std": 1,
+    "cosine_similarity": 5,
+    "pairwise_distance": 3,
+}
 """How often eager reads the input; 1 for the others."""
 
 
@@ -65,6 +75,13 @@ def trailing(node: fx.Node) -> int | None:
             if _argument(node, 1, "p", 2) != 2:
                 return None
             dims = _argument(node, 2, "dim", None)
+        case "cosine_similarity" | "pairwise_distance":
+            other = tensor(node.args[1])
+            if other is None or other.shape != value.shape or other.dtype != value.dtype:
+                return None
+            if name == "pairwise_distance" and _argument(node, 2, "p", 2) not in (1, 2):
+                return None
+            dims = [_argument(node, 2, "dim", 1) if name == "cosine_similarity" else -1]
         case _:
             dims = _argument(node, 1, "dim", None)
     if dims is None or dims == []:
@@ -125,6 +142,13 @@ def rowwise(node: fx.Node, write: Expressions, length: int) -> Value:
             return apply("({1} > {T}(0) ? {T}(NAN) : {0})", ctype, reduce(kind, x), odd)
         case "linalg_vector_norm" | "norm":
             return apply("own::sqrt({0})", ctype, reduce("sum", apply("({0} * {0})", ctype, x)), weight=8)
+        case "cosine_similarity":
+            eps = constant(_argument(node, 3, "eps", 1e-8), ctype)
+            norms = "({1} > {3} * {3} ? own::sqrt({1}) : {3}) * ({2} > {3} * {3} ? own::sqrt({2}) : {3})"
+            return cosine(x, write.operand(node.args[1], ctype), norms, eps)
+        case "pairwise_distance":
+            eps = constant(_argument(node, 3, "eps", 1e-6), ctype)
+            return distance(x, write.operand(node.args[1], ctype), eps, _argument(node, 2, "p", 2))
         case "var" | "std":
             mean = apply("({0} / {1})", ctype, reduce("sum", x), size)
             d = apply("({0} - {1})", ctype, x, mean)
@@ -133,6 +157,20 @@ def rowwise(node: fx.Node, write: Expressions, length: int) -> Value:
             variance = apply("({0} / {1})", ctype, square, divisor)
             return apply("own::sqrt({0})", ctype, variance) if op_name(node) == "std" else variance
     raise AssertionError(f"{node.target} is not a rowwise operator")
+
+
+def cosine(x: Value, y: Value, norms: str, *more: Value) -> Value:
+    """The cosine between two rows; ``norms`` is the divisor from both rows' sums of squares, {1} and {2}."""
+    products = [reduce("sum", apply("({0} * {1})", x.ctype, *pair)) for pair in ((x, y), (x, x), (y, y))]
+    return apply(f"({{0}} / ({norms}))", x.ctype, *products, *more, weight=30)
+
+
+def distance(x: Value, y: Value, eps: Value, order: float) -> Value:
+    """The distance between two rows in the norm of order 1 or 2; ``eps`` is added to each difference."""
+    d = apply("({0} - {1} + {2})", x.ctype, x, y, eps, weight=2)
+    if order == 1:
+        return reduce("sum", apply("({0} < {T}(0) ? -{0} : {0})", x.ctype, d))
+    return apply("own::sqrt({0})", x.ctype, reduce("sum", apply("({0} * {0})", x.ctype, d)), weight=8)
 
 
 def _correction(node: fx.Node) -> float:

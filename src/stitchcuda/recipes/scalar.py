@@ -47,6 +47,9 @@ STORAGE: dict[torch.dtype, str] = {
 NARROW = (torch.float16, torch.bfloat16)
 """Element types that are computed in float."""
 
+WRAPPING = (torch.int8, torch.uint8, torch.int16)
+"""Element types that are computed in 32 bits: every result is taken back to its own range."""
+
 Reduction = Literal["sum", "max", "min"]
 
 
@@ -108,6 +111,8 @@ BINARY: dict[str, str] = {
     "maximum": "({0} > {1} || {0} != {0} ? {0} : {1})",
     "minimum": "({0} < {1} || {0} != {0} ? {0} : {1})",
 }
+OF_TWO: dict[Any, str] = {torch.ops.aten.min.other: "minimum", torch.ops.aten.max.other: "maximum"}
+"""``min`` and ``max`` of two tensors, which share a name with reductions."""
 COMPARE: dict[str, str] = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 LOGICAL: dict[str, str] = {
     "logical_and": "&&", "logical_or": "||", "bitwise_and": "&&", "bitwise_or": "||", "__and__": "&&", "__or__": "||",
@@ -126,7 +131,7 @@ POINTWISE = UNARY.keys() | BINARY.keys() | COMPARE.keys() | LOGICAL.keys() | CAS
 
 def is_pointwise(node: fx.Node, target: str) -> bool:
     """True when every element of the node's result is an expression that this module can write."""
-    name = op_name(node)
+    name = OF_TWO.get(node.target, op_name(node))
     value = tensor(node)
     if name not in POINTWISE or value is None or value.dtype not in CTYPES or value.numel() == 0:
         return False
@@ -188,8 +193,14 @@ class Expressions:
         """The value of one element of a node that ``is_pointwise`` accepts."""
         out = tensor(node)
         assert out is not None
+        value = self._computed(node, out)
+        if out.dtype not in WRAPPING or value.source is not None:
+            return value
+        return apply(f"{{T}}(static_cast<{STORAGE[out.dtype]}>({{0}}))", CTYPES[out.dtype], value)
+
+    def _computed(self, node: fx.Node, out: torch.Tensor) -> Value:
         ctype = CTYPES[out.dtype]
-        name = op_name(node)
+        name = OF_TWO.get(node.target, op_name(node))
         args = node.args
         if name in UNARY:
             text, weight = UNARY[name]

@@ -14,7 +14,7 @@ from torch import fx
 from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import Gain, New, Recipe, Rewriter, TargetKind, argument
 from stitchcuda.recipes.batch_norm_train import dense
-from stitchcuda.recipes.epilogue import CONVOLUTIONS
+from stitchcuda.recipes.epilogue import CONVOLUTIONS, is_batched
 from stitchcuda.recipes.normalise import op_name, tensor
 
 TEMPLATE = Path(__file__).parent / "templates" / "softmax_pool.cu"
@@ -105,7 +105,7 @@ class SoftmaxPool(Recipe):
             return
         bias = None
         alone = x.users.keys() == {node} and x.meta.get("segment") == node.meta.get("segment")
-        if op_name(x) in CONVOLUTIONS and alone and not x.kwargs and len(x.args) > 2:
+        if op_name(x) in CONVOLUTIONS and alone and not x.kwargs and len(x.args) > 2 and is_batched(x):
             bias = x.args[2]
             x.args = (*x.args[:2], None, *x.args[3:])
         arguments = [

@@ -18,15 +18,12 @@ from stitchcuda.program.model import Launcher
 from stitchcuda.recipes.base import Gain, Recipe, Rewriter, TargetKind, argument
 from stitchcuda.recipes.lower import prelude
 from stitchcuda.recipes.normalise import storage_roots, tensor, writes
-from stitchcuda.recipes.scalar import BINARY, Expressions, Value, apply, is_pointwise
+from stitchcuda.recipes.scalar import Expressions, Value, is_pointwise
 from stitchcuda.recipes.split_gemm import WORTH, Kernels, Layer, launchers, layer_of, rewrite_layer, seconds
 from stitchcuda.recipes.split_gemm_kernel import Tiling, source, tiling
 
 MOST_MEMBERS = 12
 """Operators in an epilogue."""
-
-OF_TWO = {torch.ops.aten.min.other: "minimum", torch.ops.aten.max.other: "maximum"}
-"""Further names of operators that expressions know."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +96,7 @@ def _joins(rewriter: Rewriter, node: fx.Node, others: set[fx.Node], layer: Layer
     same = value.shape == out.shape and value.stride() == out.stride()
     if not same or node.meta.get("segment") != layer.node.meta.get("segment"):
         return False
-    if node.target not in OF_TWO and not is_pointwise(node, rewriter.target):
+    if not is_pointwise(node, rewriter.target):
         return False
     roots = storage_roots(rewriter.graph)
     changed = {roots[target] for other in rewriter.graph.nodes for target in writes(other)}
@@ -150,11 +147,7 @@ def expression(layer: Layer, tail: Tail) -> str:
         values[node] = Value("float", f"p.tail[{i}][{at}]")
     write = Expressions(lambda node: values[node])
     for node in tail.members:
-        if node.target in OF_TWO:
-            pair = (write.operand(operand, "float") for operand in node.args)
-            values[node] = apply(BINARY[OF_TWO[node.target]], "float", *pair)
-        else:
-            values[node] = write.pointwise(node)
+        values[node] = write.pointwise(node)
     lines: list[str] = []
     names: dict[int, str] = {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 from functools import lru_cache
 
@@ -24,16 +25,35 @@ def rewrite(
 ) -> tuple[Rewriter, list[Gain]]:
     """Apply the named recipes to a fresh copy of the task's graph; returns the rewriter and its gains.
 
-    ``disabled`` are launchers that must not be generated. Raises CaptureError when the reference cannot be read.
+    ``disabled`` are launchers that must not be generated. A recipe that raises leaves half a rewrite behind, so all
+    begins anew without it; the rewriter's ``left_out`` says so, and a RuntimeWarning. Raises CaptureError when the
+    reference cannot be read.
     """
-    rewriter = Rewriter(_captured(task).copy(), device, disabled=frozenset(disabled), precision=task.precision)
+    left_out: dict[str, str] = {}
+    while True:
+        rewriter = Rewriter(_captured(task).copy(), device, disabled=frozenset(disabled), precision=task.precision)
+        rewriter.left_out = left_out
+        broken = _applied(rewriter, [name for name in names if name not in left_out])
+        if broken is None:
+            return rewriter, rewriter.gains
+        name, error = broken
+        left_out[name] = f"{type(error).__name__}: {error}"
+        warnings.warn(f"recipe {name} was left out: {left_out[name]}", RuntimeWarning, stacklevel=2)
+
+
+def _applied(rewriter: Rewriter, names: Collection[str]) -> tuple[str, Exception] | None:
+    """Apply the named recipes in their order; the first that raised, with what it raised."""
     for recipe in all_recipes():
-        if recipe.name in names and rewriter.target in recipe.targets:
-            before = set(rewriter.launchers)
+        if recipe.name not in names or rewriter.target not in recipe.targets:
+            continue
+        before = set(rewriter.launchers)
+        try:
             recipe.apply(rewriter)
             tidy(rewriter)
-            rewriter.owners |= dict.fromkeys(rewriter.launchers.keys() - before, recipe.name)
-    return rewriter, rewriter.gains
+        except Exception as error:
+            return recipe.name, error
+        rewriter.owners |= dict.fromkeys(rewriter.launchers.keys() - before, recipe.name)
+    return None
 
 
 def write_program(

@@ -22,6 +22,7 @@ MOST = 0.50
 """Own kernels that take over less leave most of the work to stock kernels."""
 PLAIN = frozenset(
     {
+        "fails_others",
         "fast_math",
         "library_compute",
         "native_loader",
@@ -31,7 +32,8 @@ PLAIN = frozenset(
         "slows_others",
     }
 )
-"""Flags that say how a program works and nothing about its honesty: what it slows is timed again without it."""
+"""Flags that say how a program works and nothing about its honesty: what it slows, or makes fail,
+is timed again without it."""
 
 
 @dataclass(frozen=True)

@@ -68,13 +68,13 @@ def examples(task: Task, device: Device, bench: Bench, *, faults: int) -> Iterat
     for idea in plan.ideas[:1]:
         step = idea.steps[-1]
         alone = idea.model_copy(update={"steps": [step]}) if len(idea.steps) > 1 else idea
-        asked = CodeRequest(task=task, facts=facts, device=device, idea=alone, step=step)
+        asked = CodeRequest(task=task, facts=facts, device=device, idea=alone, step=step, baselines=baselines)
         answer = RecipeCoder().code(asked.model_copy(update={"idea": idea})).model_copy(update={"notes": ""})
         evaluation = bench.evaluate(answer, "screen")
         if not evaluation.passed:
             return
         yield Example(asked, answer, evaluation)
-        judge = _Judge(task, facts, device, bench, reference, alone, step)
+        judge = _Judge(task, facts, device, bench, reference, alone, step, baselines)
         yield from judge.examples(answer, evaluation, faults)
 
 
@@ -89,6 +89,7 @@ class _Judge:
     reference: Profile
     idea: Idea
     step: Step
+    baselines: dict[str, float]
 
     def examples(self, answer: Program, verified: Evaluation, most: int) -> Iterator[Example]:
         made = 0
@@ -146,6 +147,7 @@ class _Judge:
             failed=None if evaluation.passed else worse.program,
             feedback=feedback,
             evaluation=evaluation,
+            baselines=self.baselines,
         )
         return Example(asked, answer, verified, worse.fault)
 

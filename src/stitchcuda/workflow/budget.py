@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from stitchcuda.agents.roles import ReplyRecord
+from stitchcuda.agents.roles import ReplyRecord, Room
 
 
 class Limits(BaseModel):
@@ -43,6 +43,17 @@ class Spent(BaseModel):
             input_tokens=sum(r.input_tokens for r in kept),
             output_tokens=sum(r.output_tokens for r in kept),
             usd=round(sum(r.usd for r in kept), 6),
+        )
+
+    def room(self, limits: Limits, *, plans: int | None = None) -> Room:
+        """What ``limits`` leave; ``plans``: how often the Planner may be asked again."""
+        tokens = self.input_tokens + self.output_tokens
+        return Room(
+            candidates=max(0, limits.iterations - self.iterations) if limits.iterations else None,
+            seconds=max(0.0, limits.seconds - self.seconds) if limits.seconds else None,
+            tokens=max(0, limits.tokens - tokens) if limits.tokens else None,
+            usd=max(0.0, limits.usd - self.usd) if limits.usd else None,
+            plans=plans,
         )
 
     def exhausted(self, limits: Limits) -> str | None:

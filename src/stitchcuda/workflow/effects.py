@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from stitchcuda.agents.feedback import Feedback
 from stitchcuda.agents.plan import Plan
@@ -65,12 +65,20 @@ class Approved(_Effect):
 
 
 class Coded(_Effect):
-    """A Program, or why the answer held none, or the limit that was reached."""
+    """A Program, or why the answer held none, or why the step was refused, or the limit that was reached."""
 
     number: int = Field(default=0, description="of the program or of the failed answer; 0 where a limit was reached")
     program: Program | None = None
     problem: str = ""
+    refused: str = Field(default="", description="why nothing is to be gained by the step; not written where empty")
     budget: str = ""
+
+    @model_serializer(mode="wrap")
+    def _without_what_was_not_refused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        if not self.refused:
+            found.pop("refused", None)
+        return found
 
 
 class Cut(_Effect):

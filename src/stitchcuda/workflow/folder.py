@@ -25,9 +25,9 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.program.files import load_program, write_program
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
-from stitchcuda.workflow import journal as journals
 from stitchcuda.workflow import records as lines
 from stitchcuda.workflow.config import RunConfig
+from stitchcuda.workflow.lock import is_running
 from stitchcuda.workflow.result import Best, Result, finite
 from stitchcuda.workflow.storage import FULL, full_disk_is_an_error, place_folder, sweep, write_whole
 
@@ -209,7 +209,7 @@ def listed(path: Path) -> Listed:
         return Listed(path, "damaged", problem=str(error))
     task = next((str(r.data["task"]["name"]) for r in records if r.kind == "created"), config.task)
     attempts = sum(1 for r in records if r.kind == "program")
-    status = "running" if journals.is_running(path) else "interrupted"
+    status = "running" if is_running(path) else "interrupted"
     if status == "interrupted" and records and records[-1].kind == "state" and records[-1].data.get("to") == "approve":
         status = "awaiting_approval" if config.approve_plan else status
     return Listed(path, status, task=task, mind=config.model, attempts=attempts)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import threading
@@ -30,10 +29,9 @@ from pydantic import BaseModel, ValidationError
 from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.agents.spending import Spend
 from stitchcuda.errors import RunError
+from stitchcuda.workflow.lock import take_lock
 from stitchcuda.workflow.records import MAIN, NAME, REFERENCES, REPLY, Record, canonical, digest_of, ends, read_records
 from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
-
-LOCK = "lock"
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -178,7 +176,7 @@ class Journal:
         if (folder / NAME).exists():
             raise RunError(f"{folder} holds a run already; resume it with `stitchcuda runs resume {folder}`.")
         with full_disk_is_an_error(folder):
-            journal = cls(folder, _take_lock(folder), [], 0)
+            journal = cls(folder, take_lock(folder), [], 0)
             sync_folder(folder)
         return journal
 
@@ -190,7 +188,7 @@ class Journal:
         """
         if not (folder / NAME).is_file():
             raise RunError(f"{folder} is not a run: it has no {NAME}. `stitchcuda runs list` shows the runs there are.")
-        lock = _take_lock(folder)
+        lock = take_lock(folder)
         try:
             records, length = read_records(folder / NAME)
             journal = cls(folder, lock, records, length)
@@ -351,30 +349,3 @@ def _write_all(stream: int, raw: bytes, offset: int) -> None:
     while view:
         written = os.pwrite(stream, view, offset)
         view, offset = view[written:], offset + written
-
-
-def _take_lock(folder: Path) -> int:
-    """An exclusive lock on the run; raises RunError when another process has it."""
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        raise RunError(f"{folder} is in use by another stitchcuda process; wait for it or stop it first.") from None
-    return handle
-
-
-def is_running(folder: Path) -> bool:
-    """A process works on this run now. Never blocks and never takes the lock from it."""
-    try:
-        handle = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(handle)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from stitchcuda.agents.lookup import Librarian
 from stitchcuda.agents.plan import Plan
-from stitchcuda.agents.roles import Attempt, Mind, PlanRequest
+from stitchcuda.agents.roles import Attempt, Mind, PlanRequest, Room
 from stitchcuda.errors import BudgetExceeded, InfrastructureError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
@@ -153,6 +153,13 @@ class Machine:
         replies = [reply for reply in self.journal.replies if reply.key.node in self.nodes]
         return Spent.of(replies, iterations=self.candidates, seconds=self.elapsed)
 
+    def _room(self) -> Room:
+        """What is left of the budget before this state's own requests, which a resumed run finds paid already."""
+        nodes = self.nodes - {self.journal.main.node}
+        replies = [reply for reply in self.journal.replies if reply.key.node in nodes]
+        spent = Spent.of(replies, iterations=self.candidates, seconds=self.elapsed)
+        return spent.room(self.limits, plans=self.replans_left)
+
     @property
     def elapsed(self) -> float:
         """Seconds that the run has worked; of turns side by side, the longest counts."""
@@ -225,11 +232,14 @@ class Machine:
             profile=self.reference,
             baselines=self.stock,
             attempts=shown(self.attempts),
+            tried=list(self.attempts),
             ideas=best_of_ideas(self.attempts),
             best=best.program if best else None,
+            best_number=best.number if best else None,
             best_profile=best.profile if best else None,
             best_speedup=best.evaluation.speedup.get("over_best", 0.0) if best else 0.0,
             best_seconds=best.seconds if best else 0.0,
+            room=self._room(),
         )
         request = self.instruments.informed(self.journal.main, request, self._say_state)
 
@@ -326,11 +336,12 @@ class Machine:
             reference=self.reference,
             limits=self.limits,
             repairs=self._repairs(),
+            may_refuse=self.mind.paid and self.config.agents == "full",
             insist=self.config.chain,
             attempts=list(self.attempts),
             known=dict(self._known),
-            best_score=self.search.best.score if self.search.best else 0.0,
-            best_seconds=self.search.best.seconds if self.search.best else 0.0,
+            stock=self.stock,
+            best=self.search.best,
             nodes=frozenset(self.nodes),
             elapsed=self.elapsed,
             candidates=self.candidates,

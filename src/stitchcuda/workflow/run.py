@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
 
 from stitchcuda import __version__
 from stitchcuda.agents.lookup import Librarian, Library
@@ -27,6 +24,7 @@ from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.effects import Created, Extended
 from stitchcuda.workflow.events import Notice
 from stitchcuda.workflow.folder import CONFIG, RunFolder
+from stitchcuda.workflow.interruption import stopped_in_order
 from stitchcuda.workflow.journal import Journal
 from stitchcuda.workflow.machine import AwaitingApproval, Machine
 from stitchcuda.workflow.records import NAME
@@ -35,15 +33,6 @@ from stitchcuda.workflow.storage import full_disk_is_an_error
 
 Replies = Callable[[Journal], ReplyLog]
 """Puts something between the model and the journal of its replies, such as limits that several runs share."""
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and can be resumed."""
-
-    def __init__(self, folder: Path, number: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name}")
-        self.folder = folder
-        self.number = number
 
 
 def optimize(
@@ -194,7 +183,7 @@ def _drive(
             raise RunError(f"{folder.path} does not say what it is about; start a new run.")
         return created
 
-    with _stopped_in_order(folder.path), full_disk_is_an_error(folder.path), contextlib.ExitStack() as stack:
+    with stopped_in_order(folder.path), full_disk_is_an_error(folder.path), contextlib.ExitStack() as stack:
         begun = journal.effect("created", Created, produce)
         config = RunConfig.model_validate(begun.config)
         if config != RunConfig.read(folder.path / CONFIG):
@@ -241,25 +230,3 @@ def _drive(
                 run=str(folder.path),
                 spent=machine.spent,
             )
-
-
-@contextlib.contextmanager
-def _stopped_in_order(folder: Path) -> Iterator[None]:
-    """Raise Interrupted on SIGINT and SIGTERM, so that every child is ended on the way out; a second one is not waited
-    for. Does nothing outside of the main thread, where Python takes no signals."""
-
-    def stop(number: int, frame: FrameType | None) -> NoReturn:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_DFL)
-        raise Interrupted(folder, number)
-
-    try:
-        before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)

@@ -73,6 +73,8 @@ class Branch:
     draft: int
     best: Trial | None = None
     """The correct program that the branch builds on."""
+    begun: Trial | None = None
+    """The program that its present step started from; None: the reference."""
     step_index: int = 0
     failed: Trial | None = None
     """The program under repair."""
@@ -115,6 +117,7 @@ class Branch:
         self.failed = self.feedback = self.evaluation = None
         self.repairs = self.flat = 0
         self.fingerprints.clear()
+        self.begun = self.best
         if self.step_index + 1 < len(self.idea.steps):
             self.step_index += 1
         else:
@@ -150,6 +153,12 @@ def after_failure(
     branch.repairs += 1
     branch.failed, branch.feedback, branch.evaluation = trial, feedback, evaluation
     return "repair"
+
+
+def after_refusal(branch: Branch) -> None:
+    """Nothing is to be gained by the step: the branch goes on to its next one. Touches nothing but the branch."""
+    branch.tried += 1
+    branch.next_step()
 
 
 class Search:
@@ -206,7 +215,7 @@ class Search:
         return len(fresh)
 
     def _open(self, idea: Idea, draft: int, *, beside: bool = False) -> None:
-        branch = Branch(idea, draft, best=self.best, beside=beside)
+        branch = Branch(idea, draft, best=self.best, begun=self.best, beside=beside)
         if self.best is None and self.rejected_base is not None:
             bad = self.rejected_base
             branch.failed, branch.evaluation = bad, bad.evaluation

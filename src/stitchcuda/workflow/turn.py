@@ -12,10 +12,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from stitchcuda.agents.feedback import Feedback
-from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, VerifyRequest
+from stitchcuda.agents.roles import Attempt, CodeRequest, Mind, NoGain, Room, VerifyRequest
 from stitchcuda.errors import BudgetExceeded, ProgramError
+from stitchcuda.evaluation.steadiness import doubt, speedup_interval
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
@@ -27,7 +29,7 @@ from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.instruments import Instruments
 from stitchcuda.workflow.journal import Journal, Lane
 from stitchcuda.workflow.result import NOISE
-from stitchcuda.workflow.search import Branch, Trial, after_failure, fingerprint, shown
+from stitchcuda.workflow.search import Branch, Trial, after_failure, after_refusal, fingerprint, shown
 from stitchcuda.workflow.states import TITLES, State
 
 
@@ -61,14 +63,18 @@ class Round:
     reference: Profile | None
     limits: Limits
     repairs: int
+    may_refuse: bool
+    """The Coder may say that nothing is to be gained by a step."""
     insist: bool
     """Equal failures are repaired again."""
     attempts: list[Attempt]
     """All attempts before this round."""
     known: dict[str, Trial]
     """The first trial of each program of before this round, by the program's digest."""
-    best_score: float
-    best_seconds: float
+    stock: dict[str, float]
+    """Median seconds of the stock options."""
+    best: Trial | None
+    """The run's best program before this round."""
     nodes: frozenset[str]
     """Nodes of before this round: replies that belong to them are paid and counted."""
     elapsed: float
@@ -130,6 +136,9 @@ class Turn:
         if coded.budget:
             self.stopped = coded.budget
             return False
+        if coded.refused:
+            self._refuse(coded, repair)
+            return False
         trial = self._trial(coded.number, coded.program) if coded.program is not None else None
         self._enter(State.VERIFY, f" program {coded.number:03d}")
         attempt, feedback, budget = self._judge(trial, coded)
@@ -145,6 +154,16 @@ class Turn:
         if again and not self.stopped:  # not a candidate: the last one is repaired like any other
             self.stopped = self._spent().exhausted(self.shared.limits.model_copy(update={"iterations": 0})) or ""
         return again and not self.stopped
+
+    def _refuse(self, coded: Coded, repair: bool) -> None:
+        """The Coder wrote nothing, because nothing is to be gained: that is an attempt, with its reason."""
+        branch = self.branch
+        attempt = self._attempted(coded.number, "refused", None).model_copy(update={"diagnosis": coded.refused})
+        feedback = Feedback(route="next", diagnosis=coded.refused, evidence="", suggestion="")
+        self.tried.append(Tried(None, attempt, feedback, "", repair))
+        after_refusal(branch)
+        self.lane.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": False})
+        self.shared.instruments.emit(events.AttemptFinished(attempt, False, self.lane.replaying, coded.refused))
 
     # The states of a turn.
 
@@ -192,7 +211,10 @@ class Turn:
             feedback=branch.feedback,
             evaluation=branch.evaluation,
             outdone=branch.outdone,
+            may_refuse=shared.may_refuse,
             attempts=shown(self._attempts()),
+            tried=self._attempts(),
+            **self._standing(),
         )
         request = shared.instruments.informed(self.lane, request, self._say_state)
 
@@ -201,6 +223,8 @@ class Turn:
                 program = shared.mind.coder.code(request)
                 number = shared.numbers.take()
                 shared.folder.save_program(number, program)
+            except NoGain as error:
+                return Coded(number=shared.numbers.take(), refused=str(error))
             except ProgramError as error:
                 return Coded(number=shared.numbers.take(), problem=str(error))
             except BudgetExceeded as error:
@@ -220,9 +244,10 @@ class Turn:
             trial = Trial(number, branch.idea.name, branch.step.title, program, evaluation)
         else:
             trial = replace(first, number=number, idea=branch.idea.name, step=branch.step.title, same_as=first.number)
-            if not self.shared.mind.paid:  # recipes' traces are cheap, and taken anew
-                trial = replace(trial, profile=None)
-            elif trial.profile is not None:
+            paid = self.shared.mind.paid
+            # Recipes' traces are cheap, and taken anew; what a model says of equal files may differ.
+            trial = replace(trial, program=program) if paid else replace(trial, profile=None)
+            if trial.profile is not None:
                 self.shared.folder.save_profile(f"{number:03d}", trial.profile)
         if trial.evaluation.passed and trial.profile is None:
             trial = self._profiled(trial)
@@ -242,15 +267,7 @@ class Turn:
 
     def _judge(self, trial: Trial | None, coded: Coded) -> tuple[Attempt, Feedback, str]:
         """The attempt, the Verifier's word on it, and the limit that kept it from answering, if any."""
-        branch = self.branch
-        attempt = Attempt(
-            number=coded.number,
-            idea=branch.idea.name,
-            step=branch.step.title,
-            status=trial.evaluation.status if trial else "no_program",
-            speedup=trial.evaluation.speedup.get("eager") if trial else None,
-            over_best=trial.evaluation.speedup.get("over_best") if trial else None,
-        )
+        attempt = self._attempted(coded.number, "no_program", trial)
         budget = ""
         if trial is None:
             feedback = Feedback(
@@ -269,8 +286,35 @@ class Turn:
         attempt = attempt.model_copy(update={"diagnosis": feedback.diagnosis, "suggestion": feedback.suggestion})
         return attempt, feedback, budget
 
+    def _attempted(self, number: int, status: str, trial: Trial | None) -> Attempt:
+        """What the turn did; ``status`` where no program came of it."""
+        evaluation = trial.evaluation if trial else None
+        return Attempt(
+            number=number,
+            idea=self.branch.idea.name,
+            step=self.branch.step.title,
+            status=evaluation.status if evaluation else status,
+            speedup=evaluation.speedup.get("eager") if evaluation else None,
+            over_best=evaluation.speedup.get("over_best") if evaluation else None,
+            draft=self.branch.draft,
+            planned=self.branch.step,
+            did=trial.program.notes if trial and not self.branch.idea.by_recipes else "",
+            seconds=trial.seconds if trial else 0.0,
+            gain=self._gain(trial) if trial else None,
+            within=speedup_interval(evaluation) if evaluation and doubt(evaluation) else None,
+            same_as=trial.same_as if trial else None,
+        )
+
+    def _gain(self, trial: Trial) -> float | None:
+        """Of a correct program over the one that its step started from, or over eager."""
+        begun = self.branch.begun
+        if not trial.evaluation.passed:
+            return None
+        return trial.score / begun.score if begun and begun.score else trial.evaluation.speedup.get("eager")
+
     def _ask_verifier(self, trial: Trial, attempt: Attempt) -> Judged:
         shared, branch = self.shared, self.branch
+        parent = branch.failed or branch.best
         request = VerifyRequest(
             task=shared.task,
             device=shared.device,
@@ -278,14 +322,17 @@ class Turn:
             step=branch.step,
             program=trial.program,
             evaluation=trial.evaluation,
+            gain=attempt.gain,
             profile=trial.profile,
             reference_profile=shared.reference,
             unprofiled=trial.unprofiled,
             start=branch.best.number if branch.best else None,
+            parent=parent.number if parent else None,
+            parent_program=parent.program if parent else None,
             start_profile=branch.best.profile if branch.best and trial.unprofiled else None,
             same_as=trial.same_as,
-            best_speedup=shared.best_score,
-            best_seconds=shared.best_seconds,
+            **self._standing(),
+            room=self._room(),
             attempts=shown(self._attempts()),
             last_step=branch.step_index + 1 == len(branch.idea.steps),
         )
@@ -300,6 +347,25 @@ class Turn:
             return Judged(feedback=feedback)
 
         return self.lane.effect("feedback", Judged, produce)
+
+    def _standing(self) -> dict[str, Any]:
+        """What a program has to beat, as it was before the round."""
+        best = self.shared.best
+        return {
+            "baselines": self.shared.stock,
+            "best_number": best.number if best else None,
+            "best_speedup": best.score if best else 0.0,
+            "best_seconds": best.seconds if best else 0.0,
+        }
+
+    def _room(self) -> Room:
+        """What is left of the budget before this state's own requests, which a resumed run finds paid already."""
+        shared = self.shared
+        nodes = (shared.nodes | self.nodes) - {self.lane.node}
+        replies = [reply for reply in shared.journal.replies if reply.key.node in nodes]
+        written = sum(not one.repair for one in self.tried) + (not self.branch.repairing)
+        seconds = shared.elapsed + self.lane.elapsed
+        return Spent.of(replies, iterations=shared.candidates + written, seconds=seconds).room(shared.limits)
 
     def _attempts(self) -> list[Attempt]:
         return [*self.shared.attempts, *(tried.attempt for tried in self.tried)]

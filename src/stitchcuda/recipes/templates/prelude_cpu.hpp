@@ -13,6 +13,10 @@ static inline To bits(From from) {
   return __builtin_bit_cast(To, from);
 }
 
+// 2 to the power of n for n from -126 to 127; some number for others. Shifts are unsigned, since those of negative
+// numbers are not defined.
+static inline float power_of_two(int32_t n) { return bits<float>(static_cast<uint32_t>(n + 127) << 23); }
+
 static inline float exp(float x) {
   const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer kept in the low bits
   const float y = x < -104.0f ? -104.0f : (x > 89.0f ? 89.0f : x);
@@ -27,16 +31,16 @@ static inline float exp(float x) {
   const float e = 1.0f + (r + r * r * q);
   const int32_t i = bits<int32_t>(t) - bits<int32_t>(magic);
   const int32_t h = i >> 1;
-  return e * bits<float>((h + 127) << 23) * bits<float>((i - h + 127) << 23);
+  return e * power_of_two(h) * power_of_two(i - h);
 }
 
 static inline float log(float x) {
   const bool tiny = x < 1.17549435e-38f;
   const float scaled = tiny ? x * 8388608.0f : x;
-  const int32_t raw = bits<int32_t>(scaled);
-  const int32_t shifted = raw - 0x3f3504f3;  // sqrt(1/2), so that the mantissa lies in [sqrt(1/2), sqrt(2))
-  const int32_t exponent = shifted >> 23;
-  const float f = bits<float>(raw - (exponent << 23)) - 1.0f;
+  const uint32_t raw = bits<uint32_t>(scaled);
+  const uint32_t shifted = raw - 0x3f3504f3u;  // sqrt(1/2), so that the mantissa lies in [sqrt(1/2), sqrt(2))
+  const int32_t exponent = static_cast<int32_t>(shifted) >> 23;
+  const float f = bits<float>(raw - (static_cast<uint32_t>(exponent) << 23)) - 1.0f;
   float q = 6.915149093e-02f;
   q = q * f + -1.178968549e-01f;
   q = q * f + 1.187300980e-01f;
