@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stitchcuda.evaluation.schedule import Strata, case_at, follows, related
+from stitchcuda.evaluation.schedule import Strata, case_at, chosen_for_each, follows, related
 
 
 @pytest.mark.parametrize("share", [0.7, 0.3, 0.5, 0.9])
@@ -43,3 +43,16 @@ def test_every_case_gets_its_share_of_the_calls() -> None:
     given = [case_at(index, 3) for index in range(24)]
     assert [given.count(case) for case in range(3)] == [8, 8, 8]
     assert case_at(5, 1) == 0
+
+
+@pytest.mark.parametrize("cases", [1, 2, 3])
+def test_some_calls_of_every_case_are_chosen_and_none_that_is_made_from_another(cases: int) -> None:
+    seen = set()
+    for _ in range(50):
+        made = related(8 * cases, cases, 1, ("signed", "permuted", "probe"))
+        chosen = chosen_for_each(8 * cases, cases, made, 2)
+        assert not chosen & set(made)
+        assert all(sum(case_at(at, cases) == case for at in chosen) == 2 for case in range(cases))
+        seen.add(frozenset(chosen))
+    assert len(seen) > 10
+    assert len(chosen_for_each(3, 1, {1: "probe"}, 5)) == 2

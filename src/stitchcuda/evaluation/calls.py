@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stitchcuda.evaluation.runner_client import Failure
-from stitchcuda.evaluation.schedule import case_at, follows, related
+from stitchcuda.evaluation.schedule import case_at, chosen_for_each, follows, related
 from stitchcuda.evaluation.session import KEPT_BYTES, Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.timing import Sample, TimingPlan
@@ -28,8 +28,9 @@ VARIED_SHARE = 0.25
 shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
 """
 
-DEEP_SHARE, DEEP_CALLS = 1 / 3, 5
-"""Share of the timed calls on the Task's own inputs compared with fp64, and how many of each input case at most."""
+DEEP_SURELY, DEEP_SHARE, DEEP_CALLS = 2, 1 / 3, 5
+"""Timed calls on the Task's own inputs compared with fp64: how many of each input case every batch has, what share of
+the others, and how many of each input case at most."""
 
 QUICK_S = 0.05
 """Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
@@ -81,10 +82,11 @@ class Calls:
         timed: bool = False,
         family: str = "",
         pause: float = 0.0,
+        deep: bool = False,
     ) -> list[tuple[Session, Sample, dict[str, Any]]]:
         """One round: the same fresh inputs (of a ``family``, see ``oracle``) to every session in random order, each
         call exported and checked; timed calls of stock options are not checked again, and have no verdict.
-        ``pause``: see ``Session.call``.
+        ``pause``: see ``Session.call``; ``deep``: compared with fp64 where that is quick.
 
         A Program's failure is raised; a stock option that fails is closed and left out from then on.
         """
@@ -126,7 +128,7 @@ class Calls:
                 state=state,
                 again=again,
                 timed=timed,
-                deep=timed and not pause and self._deep(session, case, family),
+                deep=self._deep(session, case, deep) if timed and not family and not pause else False,
             )
             if again and verdict["ok"]:
                 late = session.look_again(number)
@@ -151,12 +153,12 @@ class Calls:
             return False
         return session.drawn(f"late, timed: {timed}", min(1.0, settings.late_share * (1 if timed else 2)))
 
-    def _deep(self, session: Session, case: str | None, family: str) -> bool:
-        """Whether to compare a timed call with fp64."""
+    def _deep(self, session: Session, case: str | None, surely: bool) -> bool:
+        """Whether to compare a timed call on the Task's own inputs with fp64."""
         key = str(case)
-        if family or not self.settings.defences or session.deep[key] >= DEEP_CALLS:
+        if not self.settings.defences or (session.deep[key] >= DEEP_CALLS and not surely):
             return False
-        chosen = session.drawn(f"deep, case: {key}", DEEP_SHARE)
+        chosen = surely or session.drawn(f"deep, case: {key}", DEEP_SHARE)
         session.deep[key] += chosen
         return chosen
 
@@ -247,6 +249,7 @@ class Calls:
         surely = plan.least * len(cases)
         turn = random.randint(1, max(1, surely - 1)) if wary else -1
         made = related(surely, len(cases), turn, VARIED) if wary else {}
+        deep = chosen_for_each(surely, len(cases), made, DEEP_SURELY) if wary else set()
         share, family = VARIED_SHARE * (1 if len(cases) == 1 else 2), ""
         for index in range(plan.calls * len(cases)):
             if index >= surely and time.monotonic() - began > plan.seconds:
@@ -256,11 +259,14 @@ class Calls:
             case = cases[case_at(index, len(cases))]
             if index == turn:
                 self.reweigh(f"{label}reweighed", check)
-            free = index != turn and index + 1 not in made and follows(index, len(cases)) and family != "probe"
+            free = index not in {turn, *deep} and index + 1 not in made
+            free = free and follows(index, len(cases)) and family != "probe"
             family = made.get(index, "")
             if wary and free and not family and random.random() < share:
                 family = random.choice(VARIED)
-            for session, sample, verdict in self.play(sessions, f"{label}{index}", case, timed=True, family=family):
+            for session, sample, verdict in self.play(
+                sessions, f"{label}{index}", case, timed=True, family=family, deep=index in deep
+            ):
                 session.samples.append((str(case), sample))
                 if not session.subject.trusted:
                     check(verdict, False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class Strata:
@@ -45,6 +45,16 @@ def related(count: int, cases: int, reweighed: int, kinds: Sequence[str]) -> dic
     places = [at for at in range(1, count) if at != reweighed and follows(at, cases)]
     chosen = sorted(random.sample(places, min(len(places), len(kinds))))
     return dict(zip(chosen, kinds[len(kinds) - len(chosen) :], strict=True))
+
+
+def chosen_for_each(count: int, cases: int, made: Mapping[int, str], least: int) -> set[int]:
+    """Of ``count`` timed calls ``least`` of each input case, at random, none of them among those ``made`` from others;
+    fewer where there are not so many."""
+    chosen: set[int] = set()
+    for case in range(cases):
+        places = [at for at in range(count) if case_at(at, cases) == case and at not in made]
+        chosen.update(random.sample(places, min(len(places), least)))
+    return chosen
 
 
 def case_at(index: int, cases: int) -> int:
