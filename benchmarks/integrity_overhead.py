@@ -135,14 +135,14 @@ def measure(kind: str, repeats: int) -> list[dict[str, object]]:
             Evaluator(task, facts, device, cache=Path(cache), settings=settings(True)) as evaluator,
         ):
             seconds: dict[bool, list[float]] = {True: [], False: []}
-            stages: dict[str, float] = {}
+            stages: dict[bool, dict[str, float]] = {}
             timed(evaluator, program, "screen")
             for _ in range(repeats):
                 for defended in (False, True):
                     evaluator.settings = settings(defended)
                     spent, evaluation = timed(evaluator, program, "screen")
                     seconds[defended].append(spent)
-                    stages = evaluation.seconds if defended else stages
+                    stages[defended] = evaluation.seconds
             evaluator.settings = settings(True).model_copy(update={"baselines": True})
             publish, published = timed(evaluator, program, "publish")
             plain, defended_s = statistics.median(seconds[False]), statistics.median(seconds[True])
@@ -155,7 +155,8 @@ def measure(kind: str, repeats: int) -> list[dict[str, object]]:
                     "publish_seconds": publish,
                     "publish_stages": published.seconds,
                     "sanitizer": published.provenance.get("sanitizer"),
-                    "stages": stages,
+                    "plain_stages": stages[False],
+                    "stages": stages[True],
                     "repeats": repeats,
                 }
             )
