@@ -52,3 +52,29 @@ def test_launchers_that_are_knocked_out_do_nothing_and_say_that_all_is_well() ->
     module = bindings()
     launchers.knock_out(module)
     assert (module._c_good(), module._c_bad()) == (0, 0)
+
+
+def test_what_only_a_trace_shows_is_told_and_taking_turns_is_not() -> None:
+    module, launches = bindings(), launchers.Launches()
+    launches.watch(module)
+    assert launches.only_in({"good"}) == [], "nothing was timed"
+    for turn in range(8):
+        launches.begin()
+        (module._c_good if turn % 2 else module._c_bad)()
+        launches.end(counted=True)
+    assert launches.only_in({"good", "bad", "other"}) == ["other"]
+
+
+def test_a_launch_in_one_call_of_many_does_not_hide_what_the_call_before_the_trace_did_without() -> None:
+    module, launches = bindings(), launchers.Launches()
+    launches.watch(module)
+    for turn in range(9):
+        launches.begin()
+        if turn == 3:
+            module._c_good()
+        launches.end(counted=turn < 8)
+    assert launches.only_in({"good"}) == ["good"]
+    launches.begin()
+    module._c_good()
+    launches.end(counted=False)
+    assert launches.only_in({"good"}) == [], "it is launched for the inputs that the trace has"

@@ -176,18 +176,27 @@ def test_faults_end_in_a_status(evaluator: Evaluator, body: str, status: str) ->
     assert evaluation.status == status
 
 
-def test_work_on_another_stream_is_waited_for(evaluator: Evaluator) -> None:
-    body = (
-        "side = torch.cuda.Stream()\nside.wait_stream(torch.cuda.current_stream())\n"
-        "with torch.cuda.stream(side):\n    y = torch.relu(self.linear(x)) * 2 + 1\n"
-        "    for _ in range(40): self.linear(x)\n"
-        "return y"
-    )
-    evaluation = evaluator.evaluate(python(body))
+BEHIND = "side.wait_stream(torch.cuda.current_stream())\n"
+AHEAD = "torch.cuda.current_stream().wait_stream(side)\n"
+ON_A_SIDE_STREAM = (
+    "side = torch.cuda.Stream()\n{}"
+    "with torch.cuda.stream(side):\n    y = torch.relu(self.linear(x)) * 2 + 1\n"
+    "{}return y"
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "status"),
+    [(BEHIND, AHEAD, "correct"), (BEHIND, "", "wrong_output"), ("", "side.synchronize()\n", "wrong_output")],
+    ids=["joined", "not waited for", "does not wait"],
+)
+def test_work_on_another_stream_is_joined_with_the_callers(
+    evaluator: Evaluator, before: str, after: str, status: str
+) -> None:
+    evaluation = evaluator.evaluate(python(ON_A_SIDE_STREAM.format(before, after)))
     show(evaluation)
-    plain = evaluator.evaluate(python(HONEST))
-    if evaluation.status == "correct":
-        assert evaluation.timings["program"].median > 5 * plain.timings["program"].median
+    assert evaluation.status == status
+    assert status == "correct" or "stream_order" in {finding.rule for finding in evaluation.findings}
 
 
 def test_host_resident_inputs_reach_the_program_on_the_host(tmp_path: Path) -> None:

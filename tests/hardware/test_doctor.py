@@ -32,7 +32,7 @@ def test_keys_are_named_and_never_shown(tmp_path: Path) -> None:
 
 
 def test_a_missing_compiler_is_an_answer_of_no(tmp_path: Path) -> None:
-    done = doctor(PATH=str(tmp_path), CXX="", STITCHCUDA_CACHE=f"{tmp_path}/own[llm]")
+    done = doctor(PATH=str(tmp_path), CXX="", STITCHCUDA_CACHE=f"{tmp_path}/own[llm]", COLUMNS="250")
     assert done.returncode == 1
     assert "To repair: g++" in done.stdout
     assert "own[llm]" in done.stdout, "brackets in what was found or is advised are no markup"

@@ -4,6 +4,7 @@ change or stay, with NaN behind their ends. torch and the standard library only;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,6 +79,18 @@ class CallInputs:
                 # Through .data, so that the version counter, too, says nothing about the contents.
                 tensor.data.copy_(self.layout.unpack_tensor(entry, self.shared, None))
         return old
+
+    def arrive(self, wait: Callable[[], None]) -> None:
+        """Clear what lies on the device, then ``wait`` and put the contents back on the current stream, without waiting
+        for that: who reads them on another stream that does not wait for this one finds zeros."""
+        there = [(entry, tensor) for entry, tensor in self.tensors if tensor.is_cuda and 0 not in tensor.stride()]
+        with torch.no_grad():
+            for _, tensor in there:
+                tensor.data.zero_()
+            torch.cuda.synchronize()
+            wait()
+            for entry, tensor in there:
+                tensor.data.copy_(self.layout.unpack_tensor(entry, self.shared, None))
 
     def storages(self) -> set[int]:
         """Where the inputs' storages lie."""

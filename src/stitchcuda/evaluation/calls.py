@@ -23,6 +23,9 @@ Check = Callable[[dict[str, Any], bool], None]
 """Takes the oracle's verdict on a call of a Program, and whether it was checked in full; raises Failure to end."""
 
 VARIED = ("signed", "permuted", "probe")
+RELATED = ("permuted", "probe")
+"""Those made from the inputs of the call before, which a Program may notice: they say nothing of what it launches."""
+
 VARIED_SHARE = 0.25
 """Share of the timed calls whose inputs are not drawn as the Task draws them: with random signs, in which low precision
 shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
@@ -31,6 +34,12 @@ shows, or those of the call before in another order or but for a few elements; b
 DEEP_SURELY, DEEP_SHARE, DEEP_CALLS = 2, 1 / 3, 5
 """Timed calls on the Task's own inputs compared with fp64: how many of each input case every batch has, what share of
 the others, and how many of each input case at most."""
+
+UNORDERED = (
+    "on the caller's stream the answer is not there when the call returns, though synchronising the whole device "
+    "brings it: let other streams wait for the current one before they read inputs, and the current one for them ({})"
+)
+"""What is said of work on a stream that is not joined with the caller's."""
 
 QUICK_S = 0.05
 """Seconds of a call of the reference up to which all families are checked on cpu however long that takes; alone on the
@@ -83,10 +92,11 @@ class Calls:
         family: str = "",
         pause: float = 0.0,
         deep: bool = False,
+        ordered: bool = False,
     ) -> list[tuple[Session, Sample, dict[str, Any]]]:
         """One round: the same fresh inputs (of a ``family``, see ``oracle``) to every session in random order, each
         call exported and checked; timed calls of stock options are not checked again, and have no verdict.
-        ``pause``: see ``Session.call``; ``deep``: compared with fp64 where that is quick.
+        ``pause``, ``ordered``: see ``Session.call``; ``deep``: compared with fp64 where that is quick.
 
         A Program's failure is raised; a stock option that fails is closed and left out from then on.
         """
@@ -112,6 +122,8 @@ class Calls:
                     timed=timed,
                     reuse=reuse,
                     pause=pause,
+                    count=timed and not pause and family not in RELATED,
+                    ordered=ordered,
                 )
             except Failure as failure:
                 _give_up(session, failure)
@@ -204,6 +216,22 @@ class Calls:
                     began = time.monotonic()
                 if family and not judged:
                     most = min(most, max(full, index))
+            if families and self.evaluator.kind == "cuda":
+                self._in_order(session, case, check, label)
+
+    def _in_order(self, session: Session, case: str | None, check: Check, label: str) -> None:
+        """A call whose inputs are made on the caller's stream, and whose outputs are read on it, and nothing else is
+        waited for: work on another stream has to wait for this one and be waited for."""
+        label = f"{label}-ordered-{case}"
+        for _, _, verdict in self.play([session], label, case, ordered=True):
+            if not verdict["ok"]:
+                again = self.play([session], label, case)
+                if not all(plain["ok"] for _, _, plain in again):
+                    verdict = again[0][2]
+                else:
+                    verdict |= {"message": UNORDERED.format(verdict["message"]), "rule": "stream_order"}
+                    verdict["layer"] = "memory"
+            check(verdict, False)
 
     def held_calls(self, *, first: bool) -> int:
         """How many outputs of an input case the runner keeps, one of all cases but the ``first``; fewer when they are

@@ -234,9 +234,10 @@ class Evaluator:
         """A session for a Program, not yet open: the prepared one where there is one."""
         self._warmed()
         session, self._spare = self._spare, None
-        if session is None or session.settings is not self.settings:
-            return self.session(self.subject())
-        return session
+        if session is not None and session.settings is not self.settings:
+            self.close_all([session])
+            session = None
+        return session or self.session(self.subject())
 
     def close_all(self, sessions: Sequence[Session]) -> None:
         """Close sessions side by side, since a process on a device takes its time to end."""

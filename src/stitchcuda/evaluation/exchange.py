@@ -49,9 +49,11 @@ def exchange(
     pause: float = 0.0,
     checked: bool = True,
     form: int = 0,
+    ordered: bool = False,
 ) -> Sample:
     """One exchange. ``flags`` are the call's, ``out`` the export's; ``checked``: what it exports is going to be judged,
-    so it is copied at once; ``form``: without a Program, the input case as which the answer is formed.
+    so it is copied at once; ``form``: without a Program, the input case as which the answer is formed; ``ordered``: see
+    ``wire.ORDERED``, its times mean nothing.
 
     Processor time outside the call counts from the end of the exchange before, if nothing was asked in between: while
     the oracle works a runner has nothing to do.
@@ -66,7 +68,9 @@ def exchange(
     delayed = [_delayed(session)]
     began = time.monotonic()
     session.oracle.ask("hand", session=session.number, call=call)
-    taking = wire.FLUSH | (wire.REUSE if reuse else 0)
+    order = wire.ORDERED if ordered else 0
+    flags, out = flags | order, out | order
+    taking = (order or wire.FLUSH) | (wire.REUSE if reuse else 0)
     runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
     asleep = asleep_for(runner.handed, _spent(session) - spent[0], (delayed[0], _delayed(session)))
     idle = _wait(session, pause) if pause else 0.0

@@ -52,6 +52,46 @@ def counted(bindings: ModuleType | None) -> Iterator[Counts]:
             setattr(bindings, name, launch)
 
 
+RARELY = 0.25
+"""Share of the timed calls below which a launcher that a trace shows is looked for in the call before the trace."""
+
+
+class Launches:
+    """What a Program launches in its calls. The call before a trace has the trace's inputs: what it does not launch is
+    not launched for these inputs, unless calls take turns."""
+
+    def __init__(self) -> None:
+        self.counts: Counts = {}
+        self.before: dict[str, int] = {}
+        self.last: set[str] = set()
+        """Launched in the last call."""
+        self.calls = 0
+        self.used: dict[str, int] = {}
+        """Of that many counted calls, in how many each was launched."""
+
+    def watch(self, bindings: ModuleType) -> None:
+        """Count from now on."""
+        self.counts = count(bindings)
+
+    def begin(self) -> None:
+        """A call begins."""
+        self.before = totals(self.counts)
+
+    def end(self, *, counted: bool) -> None:
+        """It has ended."""
+        self.last = launched(self.counts, self.before)
+        if counted:
+            self.calls += 1
+            for name in self.last:
+                self.used[name] = self.used.get(name, 0) + 1
+
+    def only_in(self, traced: set[str]) -> list[str]:
+        """Those of the launchers in a trace that hardly any counted call launches, nor the call before the trace."""
+        if not self.calls:
+            return []
+        return sorted(name for name in traced - self.last if self.used.get(name, 0) < RARELY * self.calls)
+
+
 def totals(counts: Counts) -> dict[str, int]:
     """How often each was called so far."""
     return {name: sum(count) for name, count in counts.items()}

@@ -23,7 +23,7 @@ LEAST = 2
 """Timed calls that were compared in full"""
 
 
-ELEMENTS = 1000
+ELEMENTS = 200
 """Of an output at least: the error of a few is a matter of luck, which of integers are ties that fall otherwise, too"""
 
 

@@ -67,6 +67,13 @@ class Poison:
         torch.cuda.synchronize()
         return written
 
+    def limits(self) -> list[str]:
+        """Which of the device's limits are not as ``reset_persisting_cache`` left them."""
+        size = ctypes.c_size_t(0)
+        if self.library is not None and self.library.cudaDeviceGetLimit(ctypes.byref(size), PERSISTING_L2_LIMIT) == 0:
+            return [f"lines that persist in L2: {size.value} bytes"] if size.value else []
+        return []
+
     def reset_persisting_cache(self) -> None:
         """Give the part of the device's L2 cache that persists over a flush back, and allow none."""
         if self.library is not None:

@@ -8,6 +8,7 @@ Functions of a ``Trial``: what they find they note (a flag) or refuse the trial 
 from __future__ import annotations
 
 import math
+import random
 import time
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ TOLD: dict[str, tuple[str, Layer, str]] = {
     "patched": ("patched", "protocol", "the Program replaces functions that are not its own: {}"),
     "failing": ("kernel_fails", "census", "its own kernels ({}) refuse every call, something else computes the answer"),
     "traced_only": ("traced_only", "census", "its own kernels ({}) are launched while it is traced, and not otherwise"),
+    "limits": ("device_limits", "clocks", "a call leaves a limit of the device changed ({}): give it back in the call"),
     "moved": ("weight_mutation", "state", "a call changes the parameter {}, which the reference leaves as it was"),
 }
 """What a runner may say about its Program: rule, layer and sentence by kind."""
@@ -234,6 +236,11 @@ def trace_program(trial: Trial, session: Session) -> None:
     began = time.monotonic()
     kernels = trial.built.kernels if trial.built is not None else ()
     trace, problem = None, "the report of the trace could not be read"
+    if trial.program.manifest is not None and trial.settings.defences:
+        # What is launched for the inputs that the trace is going to be taken on, while nobody looks.
+        case = random.choice(trial.evaluator.plan["cases"])
+        for _, _, verdict in trial.evaluator.calls.play([session], f"traced-{session.number}", case, timed=True):
+            trial.checked(verdict, False)
     try:
         trace = trial.evaluator.take_trace(session, trial.program, kernels)
     except Failure as failure:

@@ -48,6 +48,10 @@ if not TYPE_CHECKING:
 HARMLESS_ERRORS = (600, 704)
 """cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
 
+ORDERED_CYCLES = 100_000_000
+"""Of a clock that ticks at most twice in a nanosecond, for which the current stream is busy before an ordered call: the
+call has been made and its outputs are being waited for long before that is over."""
+
 
 class Nothing(Exception):
     """There was nothing to do."""
@@ -92,10 +96,9 @@ class Runner:
         self.library: Any = None
         self.witness: Any = None
         self.patched: list[str] = []
-        self.counts: dict[str, list[int]] = {}
-        """Launches of the Program since it was loaded"""
-        self.launched: set[str] | None = None
-        """Its launchers in all timed calls"""
+        self.launches: Any = self.launchers.Launches()
+        self.early: dict[str, Any] | None = None
+        """The outputs of an ordered call, as they were on the current stream"""
 
     def report(self, value: Any) -> None:
         wire.put_text(self.view, self.arena, "report", json.dumps(value))
@@ -165,7 +168,7 @@ class Runner:
             if flags & wire.KNOCK_OUT:
                 self.launchers.knock_out(load_file("bindings", bindings))
             elif self.witness is not None and bindings.exists():
-                self.counts = self.launchers.count(load_file("bindings", bindings))
+                self.launches.watch(load_file("bindings", bindings))
             module = load_file("program", folder / "program.py")
             factory = module.ModelNew
         self.factory = factory
@@ -250,6 +253,12 @@ class Runner:
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
             self.poison.reset_persisting_cache()
+            if flags & wire.ORDERED:
+                self.sync()
+                self.inputs.arrive(lambda: self.torch.cuda._sleep(ORDERED_CYCLES))
+                if seed >= 0:
+                    self.states.seed_all(seed)
+                return
             if flags & wire.FLUSH and self.setup["flush_bytes"]:
                 if self.flush_buffer is None:
                     cache = getattr(self.torch.cuda.get_device_properties(0), "L2_cache_size", 0)
@@ -285,9 +294,16 @@ class Runner:
         # What a container of the Program's own computes when it is gone through is a part of the call.
         plain, clock = self.layout.plain, time.perf_counter_ns
         device = 0
-        before = self.launchers.totals(self.counts)
+        self.early = None
+        self.launches.begin()
         with torch.no_grad():
-            if self.cuda:
+            if flags & wire.ORDERED:
+                began = clock()
+                outputs = plain(call(*inputs))
+                self.early = self.layout.pack({"out": outputs}, self.data["outputs"], keep_strides=False)
+                self.sync()
+                wall = clock() - began
+            elif self.cuda:
                 start = torch.cuda.Event(enable_timing=True)
                 end = torch.cuda.Event(enable_timing=True)
                 torch.cuda.synchronize()
@@ -309,8 +325,7 @@ class Runner:
                 wall = clock() - began
         self.poison.freed(True)
         self.outputs = outputs
-        if flags & wire.COUNT and self.witness is not None:
-            self.launched = self.launchers.launched(self.counts, before) | (self.launched or set())
+        self.launches.end(counted=bool(flags & wire.COUNT))
         if flags & wire.FILL and self.witness is not None and not flags & wire.CONTROL:
             self.patched = self.witness.patched()
         if flags & wire.HOLD:
@@ -327,9 +342,12 @@ class Runner:
             self.layout.describe(outputs, tensors)
             told = {"lazy": self.witness.lazy(tensors), "patched": self.patched, "waiting": self.witness.waiting()}
         with self.torch.no_grad():
-            description = self.layout.pack(value, self.data["outputs"], keep_strides=False)
+            # What an ordered call has copied already is described alone.
+            description = self.early or self.layout.pack(value, self.data["outputs"], keep_strides=False)
         if with_state and self.witness is not None:
             told["moved"] = self.kept.moved()[:8]
+        if self.witness is not None:
+            told["limits"] = self.poison.limits()
         description["told"] = told | {"aliases": bool(self.addresses(outputs) & self.inputs.storages())}
         self.sync()
         self.report(description)
@@ -345,9 +363,9 @@ class Runner:
         error = ""
         with self.launchers.counted(bindings) as counts, self.torch.no_grad():
             try:
-                if self.launched is None:
+                if not self.launches.calls:
+                    # Nothing was timed: there is nothing to compare with.
                     call(*inputs)
-                    self.launched = self.launchers.launched(counts)
                 if bindings is not None:
                     bindings.PROFILE = True  # type: ignore[attr-defined]
                 traced = collect.collect(lambda: call(*inputs), calls, self.cuda)
@@ -355,8 +373,7 @@ class Runner:
                 # What was seen before it counts all the same.
                 error = f"{type(raised).__name__}: {raised}"[:500]
         told: dict[str, Any] = {"failing": self.launchers.failing(counts)}
-        if self.launched is not None:
-            told["traced_only"] = sorted(self.launchers.launched(counts) - self.launched)
+        told["traced_only"] = self.launches.only_in(self.launchers.launched(counts))
         if self.witness is not None:
             told["patched"] = self.witness.patched()
         self.report(traced | {"told": told} | ({"error": error} if error else {}))
@@ -383,6 +400,8 @@ class Runner:
         elif op == Op.CALL:
             return self.run_call(command.flags, command.argument)
         elif op == Op.EXPORT:
+            if not command.flags & wire.ORDERED:
+                self.early = None
             self.export(self.outputs, bool(command.flags & wire.STATE_OUT))
             if command.flags & wire.INPUTS_OUT:
                 self.inputs.write_back()

@@ -302,14 +302,17 @@ class Session:
         timed: bool = False,
         reuse: bool = False,
         pause: float = 0.0,
+        count: bool = False,
+        ordered: bool = False,
     ) -> Sample:
         """One exchange: take the inputs, run, export. ``reuse``: at the last inputs' addresses; ``pause``: seconds
-        between inputs and call, in which an honest Program has nothing to do."""
+        between inputs and call, in which an honest Program has nothing to do; ``count`` its launches; ``ordered``: see
+        ``wire.ORDERED``."""
         keep = not hold and self._keeps(timed, pause)
         if keep:
             self.oracle.ask("keep", session=self.number)
         hold = hold or keep
-        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL) | (wire.COUNT if timed and not pause else 0)
+        flags = (wire.HOLD if hold else 0) | (0 if timed else wire.FILL) | (wire.COUNT if count else 0)
         out = (wire.STATE_OUT if state else 0) | (0 if self.subject.trusted else wire.INPUTS_OUT)
         sample = exchange(
             self,
@@ -320,6 +323,7 @@ class Session:
             timeout_s,
             reuse=reuse,
             pause=pause,
+            ordered=ordered,
             checked=not (timed and self.subject.trusted),
         )
         self.held += hold
