@@ -4,9 +4,9 @@
 
 Without them an evaluation does correctness and timing only: no poisoning, changing addresses, second looks, gates of
 the supervisor's clock, probes, static rules, knock-out, or census. What counts is how long an evaluation holds the
-device, from its start to its end; the build is in the cache by then, and as in use the process for a program is started
-while the one before is evaluated. ``--write`` updates benchmarks/results/integrity_overhead_TARGET.{json,md}. Exit status 1 when the screen's overhead is above the limit.
-Timings need a machine that does nothing else.
+device, from its start to its end; the build is in the cache by then, and as in use the process for a program is
+started while the one before is evaluated. ``--write`` updates benchmarks/results/integrity_overhead_TARGET.{json,md}.
+Exit status 1 when the screen's overhead is above the limit. Timings need a machine that does nothing else.
 """
 
 from __future__ import annotations
