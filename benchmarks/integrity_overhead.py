@@ -1,12 +1,13 @@
 """What the defences of an evaluation cost: the same honest programs screened with and without them, and published.
 
-    python benchmarks/integrity_overhead.py [--target cuda] [--repeats 5] [--write]
+    python benchmarks/integrity_overhead.py [--target cuda] [--rows 3] [--write]
 
 Without them an evaluation does correctness and timing only: no poisoning, changing addresses, second looks, gates of
 the supervisor's clock, probes, static rules, knock-out, or census. What counts is how long an evaluation holds the
-device, from its start to its end; the build is in the cache by then, and as in use the process for a program is
-started while the one before is evaluated. ``--write`` updates benchmarks/results/integrity_overhead_TARGET.{json,md}.
-Exit status 1 when the screen's overhead is above the limit. Timings need a machine that does nothing else.
+device in a row of them, as a search makes them: from its start, which waits for a fresh process, to its end, while the
+process for the next is being started. The build is in the cache. ``--write`` updates
+benchmarks/results/integrity_overhead_TARGET.{json,md}. Exit status 1 when the screen's overhead is above the limit.
+Timings need a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -31,6 +33,9 @@ from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from stitchcuda.task.model import Task, TaskFacts
 
 RESULTS = Path(__file__).parent / "results"
+ROW = 3
+"""Evaluations in a row that count."""
+
 LIMIT = 0.60
 """Added to the time of a screen, as a share of it."""
 
@@ -116,9 +121,9 @@ def timed(evaluator: Evaluator, program: Program, tier: Tier) -> tuple[float, Ev
     return seconds, evaluation
 
 
-def measure(kind: str, repeats: int) -> list[dict[str, object]]:
-    """One row a task: medians over ``repeats``, plain and defended screens in turn."""
-    rows: list[dict[str, object]] = []
+def measure(kind: str, rows: int) -> list[dict[str, object]]:
+    """One entry a task: medians over so many ``rows`` of screens, plain and defended rows in turn."""
+    found: list[dict[str, object]] = []
     device = detect(kind)  # type: ignore[arg-type]
     for name, (task, program) in programs(kind).items():
         facts = TaskFacts(
@@ -133,22 +138,23 @@ def measure(kind: str, repeats: int) -> list[dict[str, object]]:
         )
         with contextlib.ExitStack() as stack:
             cache = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            # One for each way, as in use: the process for a Program is started while the one before is looked at.
             both = {way: Evaluator(task, facts, device, cache=cache, settings=settings(way)) for way in (False, True)}
             for evaluator in both.values():
                 stack.enter_context(evaluator)
                 timed(evaluator, program, "screen")
             seconds: dict[bool, list[float]] = {True: [], False: []}
             stages: dict[bool, dict[str, float]] = {}
-            for _ in range(repeats):
+            for _ in range(rows):
                 for defended, evaluator in both.items():
-                    spent, evaluation = timed(evaluator, program, "screen")
-                    seconds[defended].append(spent)
-                    stages[defended] = evaluation.seconds
+                    timed(evaluator, program, "screen")
+                    for _ in range(ROW):
+                        spent, evaluation = timed(evaluator, program, "screen")
+                        seconds[defended].append(spent)
+                        stages[defended] = evaluation.seconds
             both[True].settings = settings(True).model_copy(update={"baselines": True})
             publish, published = timed(both[True], program, "publish")
             plain, defended_s = statistics.median(seconds[False]), statistics.median(seconds[True])
-            rows.append(
+            found.append(
                 {
                     "task": name,
                     "plain_seconds": plain,
@@ -159,10 +165,10 @@ def measure(kind: str, repeats: int) -> list[dict[str, object]]:
                     "sanitizer": published.provenance.get("sanitizer"),
                     "plain_stages": stages[False],
                     "stages": stages[True],
-                    "repeats": repeats,
+                    "evaluations": len(seconds[True]),
                 }
             )
-    return rows
+    return found
 
 
 def render(record: dict[str, object], rows: list[dict[str, object]]) -> str:
@@ -170,29 +176,35 @@ def render(record: dict[str, object], rows: list[dict[str, object]]) -> str:
     lines = [
         "# What the defences cost",
         "",
-        "Screens of honest programs with and without everything that is not correctness or timing; seconds of wall",
-        f"time, medians. `python benchmarks/integrity_overhead.py`, {record['date']}, commit {record['commit']}, "
-        f"{record.get('gpu') or record['cpu']}.",
+        "Screens of honest programs with and without everything that is not correctness or timing: seconds of wall",
+        f"time for each of a row, medians of {rows[0]['evaluations']}; behind them, of these the seconds in which a process",
+        f"is started. `python benchmarks/integrity_overhead.py --target {record['target']}`, {record['date']}, commit",
+        f"{record['commit']}, {record.get('gpu') or record['cpu']}.",
         "",
         "| task | correctness and timing | with defences | added | publish |",
         "|---|---:|---:|---:|---:|",
     ]
     for row in rows:
         lines.append(
-            f"| {row['task']} | {row['plain_seconds']:.2f} | {row['defended_seconds']:.2f} | "
+            f"| {row['task']} | {row['plain_seconds']:.2f} ({_start(row, 'plain_stages')}) | "
+            f"{row['defended_seconds']:.2f} ({_start(row, 'stages')}) | "
             f"{100 * float(str(row['overhead'])):.0f} % | {row['publish_seconds']:.1f} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _start(row: dict[str, Any], stages: str) -> str:
+    return f"{row[stages].get('start', 0.0):.2f}"
 
 
 def main() -> int:
     """Measure, print, and with --write keep."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--rows", type=int, default=3, help="of evaluations, each way")
     parser.add_argument("--write", action="store_true")
     given = parser.parse_args()
-    rows = measure(given.target, given.repeats)
+    rows = measure(given.target, given.rows)
     record = gpu_provenance() | {"target": given.target, "limit": LIMIT, "rows": rows}
     text = render(record, rows)
     print(text)

@@ -90,6 +90,8 @@ def test_wrong_numbers_and_a_silent_runner_count_where_no_finding_says_so() -> N
     wrong = Correctness(ok=False, calls_checked=1, outputs=[])
     assert witnesses(evaluation(status="wrong_output", correctness=wrong)) == {"numerics": ["wrong_output"]}
     assert witnesses(evaluation(status="crashed")) == {"protocol": ["crashed"]}
+    late = [Finding(rule="late_write", severity="reject", evidence="e", layer="memory")]
+    assert witnesses(evaluation(status="wrong_output", correctness=wrong, findings=late)) == {"memory": ["late_write"]}
     assert witnesses(evaluation()) == {}
 
 

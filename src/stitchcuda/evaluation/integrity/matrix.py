@@ -32,6 +32,9 @@ STATUS_LAYERS: dict[Status, Layer] = {
 }
 """The layer that a status speaks for where no finding does: numbers were wrong, the runner fell silent, ..."""
 
+WRONG_BY_NAME = {"stream_order", "late_write", "output_reused", "missing_state", "rough_when_timed"}
+"""Rules that say in what way an output was wrong, and stand for the verdict."""
+
 Opener = Callable[[Path], AbstractContextManager[Evaluator]]
 """Opens an Evaluator for a task file; its settings are changed by who uses it."""
 
@@ -193,7 +196,7 @@ def witnesses(evaluation: Evaluation) -> dict[Layer, list[str]]:
     if evaluation.correctness is not None and not evaluation.correctness.ok:
         layer = "numerics"
     told = {rule for rules in found.values() for rule in rules}
-    if evaluation.status == "crashed" and "sanitizer" in told:
+    if (evaluation.status == "crashed" and "sanitizer" in told) or told & WRONG_BY_NAME:
         layer = None
     if layer is not None and evaluation.status not in told:
         found.setdefault(layer, [evaluation.status])
