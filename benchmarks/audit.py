@@ -5,7 +5,8 @@
 
 Each finished task is added to the result file (and the .md page beside it) at once, with the machine it was found on;
 what the file holds is skipped next time. ``--lanes N`` audits N tasks at once, each lane with a worker of its own,
-spread over the GPUs; nothing that is kept is a time to compare, so lanes may share one. Works from a plain checkout.
+spread over the GPUs; nothing that is kept is a time to compare, so lanes may share one. What fails there is tried once
+more by itself. Works from a plain checkout.
 Exit status: 0 everything is audited, 1 some tasks cannot be, 3 the slice is over and tasks are left.
 """
 
@@ -49,7 +50,7 @@ class Slice:
         self.queue = [task for task in tasks if options.again or known(self.document, task) is None]
         self.began = time.monotonic()
         self.saved = 0.0
-        self.failed = 0
+        self.failed: list[Task] = []
         self.lock = threading.Lock()
 
     def take(self) -> tuple[Task, float] | None:
@@ -60,12 +61,12 @@ class Slice:
                 return None
             return self.queue.pop(0), min(left, self.options.timeout)
 
-    def finish(self, entry: dict[str, Any]) -> None:
+    def finish(self, task: Task, entry: dict[str, Any]) -> None:
         """Keep one entry, and say so in a line."""
         with self.lock:
             keep(self.document, entry | {"machine": self.machine})
             self.document["provenance"] = sorted({e["machine"] for e in self.document["items"] if e.get("machine")})
-            self.failed += "error" in entry
+            self.failed += [task] if "error" in entry else []
             if time.monotonic() - self.saved > SAVE_SECONDS:
                 self.write()
             told = entry.get("error") or ", ".join(entry["battery"]["ours"]) or "-"
@@ -83,7 +84,20 @@ class Slice:
         ) as auditor:
             while (taken := self.take()) is not None:
                 task, auditor.timeout_s = taken
-                self.finish(auditor.audit(task, seconds=self.options.seconds))
+                self.finish(task, auditor.audit(task, seconds=self.options.seconds))
+
+    def run(self, lanes: int) -> None:
+        """All that is in the queue, over so many lanes."""
+        threads = [threading.Thread(target=self.work, args=(lane,)) for lane in lanes_of(lanes, exclusive=False)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def alone(self) -> None:
+        """What failed beside others once more by itself: memory may have been short."""
+        self.queue, self.failed = [*self.queue, *self.failed], []
+        self.run(1)
 
 
 def main() -> int:
@@ -106,11 +120,9 @@ def main() -> int:
     references = expand(options.tasks, options.root)
     tasks = [load_task(name, target=target, root=options.root, precision=options.precision) for name in references]
     work = Slice(tasks, options)
-    threads = [threading.Thread(target=work.work, args=(lane,)) for lane in lanes_of(options.lanes, exclusive=False)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    work.run(options.lanes)
+    if options.lanes > 1 and work.failed:
+        work.alone()
     work.write()
     if work.queue:
         print(f"{len(work.queue)} of {len(tasks)} tasks are left for another slice", flush=True)

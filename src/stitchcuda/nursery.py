@@ -41,7 +41,7 @@ CHANNEL = "channel"
 PR_SET_PDEATHSIG = 1
 START_SECONDS = 120.0
 """Longest time to wait for torch to be imported, or for an answer."""
-KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+KEPT = ("PATH", "LD_LIBRARY_PATH", "LANG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
 KEPT_PREFIXES = ("GOMP_", "KMP_", "MALLOC_", "GLIBC_")
 """Of the environment, what libraries read when they are loaded; the rest reaches a fork with its settings."""
 KEPT_BY_TRUSTED = (*KEPT_PREFIXES, "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MKL_")
