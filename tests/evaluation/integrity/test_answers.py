@@ -76,6 +76,8 @@ def test_an_output_that_nothing_was_computed_for_is_rejected(body: str) -> None:
         "self.n += 1\nif self.n <= 6: self.last = torch.relu(self.lin(x))\nreturn x + self.lin(self.last)",
         "self.n += 1\ny = g(x)\nif self.n > 6: y[0] = y[0].bfloat16().float()\nreturn y",
         "self.n += 1\nif self.n > 6: return g(x.half()).float()\nreturn g(x)",
+        "self.n += 1\nlaunch(x, 1024 if self.n <= 5 else 400_000)\nreturn g(x)",
+        "self.n += 1\nmake = torch.zeros if 5 >= self.n else torch.empty\nreturn g(x, make(3))",
     ],
 )
 def test_doing_less_from_a_certain_call_on_is_rejected(body: str) -> None:
@@ -210,6 +212,45 @@ def test_what_the_inputs_decide_or_unknown_calls_may_fill_is_left_alone(body: st
 
 def test_a_graph_that_is_replayed_fills_what_it_returns() -> None:
     body = "if self.y is None: self.y = capture(x)\nself.state.copy_(x)\nself.graph.replay()\nreturn self.y.clone()"
+    assert rules(body) == set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "if self.y is None: self.y = capture(x)\nself.graph.replay()\nreturn self.y.clone()",
+        "self.n += 1\nif self.n <= 6: self.state.copy_(x)\nself.graph.replay()\nreturn self.y.clone()",
+        "self.n += 1\nif self.n <= 6:\n    return g(x)\nself.graph.replay()\nreturn self.y",
+    ],
+)
+def test_a_graph_that_is_replayed_without_a_look_at_the_inputs_is_rejected(body: str) -> None:
+    assert rules(body) == {"stale_graph"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "for kept, new in zip(self.ring, (x,)): kept.copy_(new)\nself.graph.replay()\nreturn self.y.clone()",
+        "if x.shape not in self.c: self.c[x.shape] = capture(x)\nself.c[x.shape].replay()\nreturn self.y.clone()",
+        "fill(self.state, x)\nself.graph.replay()\nreturn self.y.clone()",
+        "if x.numel() == 0: return self.y\nself.state[:] = x\nself.graph.replay()\nreturn self.y.clone()",
+        "match x:\n    case y:\n        self.state.copy_(y)\nself.graph.replay()\nreturn self.y.clone()",
+        "def fill(): self.state.copy_(x)\nfill()\nself.graph.replay()\nreturn self.y.clone()",
+    ],
+)
+def test_a_graph_whose_inputs_are_filled_somehow_is_left_alone(body: str) -> None:
+    assert rules(body) == set()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "self.n += 1\nreturn self.lin(x) * (self.fast if self.n > 3 else self.slow)",
+        "self.n += 1\nreturn g(x, 0 if self.n % 2 == 0 else 1)",
+        "return g(x, 8 if x.shape[0] > 3 else 4)",
+    ],
+)
+def test_turns_and_what_was_measured_may_depend_on_a_count(body: str) -> None:
     assert rules(body) == set()
 
 

@@ -74,13 +74,7 @@ def test_workspaces_temporaries_and_checks_are_not(body: str) -> None:
         ("y = torch.empty_like(x)\ny += x\nreturn y", "reads_unwritten"),
         ("y = torch.empty(9)[:3].view_as(x)\nreturn y.add_(x) * y", "reads_unwritten"),
         ("self.out = torch.empty_like(x)\ng(x, self.out)\nreturn self.out", "reused_output"),
-        ("s = torch.cuda.Stream()\nwith torch.cuda.stream(s): y = g(x)\nreturn y", "side_stream"),
-        (
-            "s = torch.cuda.Stream()\ns.wait_stream(torch.cuda.current_stream())\n"
-            "with torch.cuda.stream(s): y = g(x)\nreturn y",
-            "side_stream",
-        ),
-        ("self.graph.replay()\nreturn self.y.clone()", "graph_without_copy"),
+        ("g(x)\nself.graph.replay()\nreturn self.y.clone()", "graph_without_copy"),
     ],
 )
 def test_what_a_call_should_not_do_is_flagged_and_not_rejected(body: str, rule: str) -> None:

@@ -155,7 +155,8 @@ def test_honest_code_that_looks_alike_is_not_rejected(source: str) -> None:
         ("x = open('/data/answers.bin', 'rb').read()", "reads_files"),
         ("load_inline(extra_cuda_cflags=['-O3', '--use_fast_math'])", "fast_math"),
         ("import importlib\nimportlib.import_module(input())", "dynamic_import"),
-        ("import ctypes\nctypes.CDLL('libcuda.so.1').cuCtxSetLimit(6, 1)", "persisting_l2"),
+        ("import ctypes\nctypes.CDLL('libcuda.so.1').cuCtxSetLimit(which, 1)", "persisting_l2"),
+        ("import torch\nside = torch.cuda.Stream()", "side_stream"),
     ],
 )
 def test_what_is_worth_knowing_is_flagged(source: str, rule: str) -> None:

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator
 
 from stitchcuda.evaluation.integrity.python_paths import Paths
-from stitchcuda.evaluation.integrity.python_view import View, called_name
+from stitchcuda.evaluation.integrity.python_view import Function, View, called_name, is_name, place
 from stitchcuda.evaluation.integrity.python_ways import (
     BEAT,
     CHOSEN,
@@ -37,16 +37,38 @@ _REDUCTIONS = words("max min amax amin aminmax mean var std sum norm item numel 
 
 def answer_hits(view: View, precision: Precision) -> Iterator[Hit]:
     """Hits in ``ModelNew.forward``."""
-    if view.graphs:
-        return  # what a graph returns is filled behind the text's back
     for forward in view.forwards():
         paths = Paths(view, forward)
         if not paths.given:
+            continue
+        for pick in _picked(forward, paths.counters):
+            yield view.hit("counts_calls", pick, f"{ast.unparse(pick)}: a count of calls picks one of two")
+        if view.graphs:
+            # What a graph returns is filled behind the text's back, from what was copied in.
+            for answer in paths.answers:
+                if not answer.read and not answer.asked & {FACT, INPUT}:
+                    yield view.hit("stale_graph", answer.node, "nothing of the inputs is read on this way")
             continue
         for answer in paths.answers:
             yield from _answer(view, paths, answer, precision)
         for node in paths.cut:
             yield view.hit("counts_calls", node, f"{ast.unparse(node)}: a count of calls says how much is read")
+
+
+def _picked(forward: Function, counters: frozenset[str]) -> Iterator[ast.IfExp]:
+    """``a if calls < n else b`` of two constants, or two of torch's functions: one while somebody is likely to check,
+    the other afterwards. What a program has measured is no constant, and turns are taken by a remainder."""
+    for node in walk(forward):
+        if not isinstance(node, ast.IfExp) or not isinstance(node.test, ast.Compare):
+            continue
+        sides = [node.test.left, *node.test.comparators]
+        counted = any(place(side) in counters for side in sides) and any(isinstance(s, ast.Constant) for s in sides)
+        if counted and all(isinstance(part, ast.Constant) or _of_torch(part) for part in (node.body, node.orelse)):
+            yield node
+
+
+def _of_torch(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and is_name(node.value, "torch")
 
 
 def _answer(view: View, paths: Paths, answer: Answer, precision: Precision) -> Iterator[Hit]:

@@ -1,5 +1,5 @@
 """Static rules about what ``ModelNew.forward`` does with its inputs and gives back: inputs changed or passed through,
-outputs that depend on nothing, buffers given out twice, work that is not waited for.
+outputs that depend on nothing, buffers given out twice.
 
 Most are flags; what a call really returned is judged elsewhere.
 """
@@ -28,9 +28,6 @@ from stitchcuda.evaluation.integrity.trees import under_main_guard, walk
 _HARMLESS = frozenset({"requires_grad_", "record_stream", "share_memory_", "detach_", "pin_memory_"})
 _SAME = frozenset({"clone", "contiguous", "detach", "view", "reshape"})
 _VIEWS = frozenset({"detach", "view", "untyped_storage", "storage", "t", "flatten", "squeeze", "unsqueeze"})
-_STREAMS = frozenset({"torch.cuda.Stream", "torch.cuda.ExternalStream", "torch.cuda.streams.Stream", "torch.Stream"})
-_JOINS = frozenset({"wait_stream", "wait_event"})
-_COPIES = frozenset({"copy_", "_foreach_copy_", "memcpy", "cudaMemcpyAsync", "make_graphed_callables"})
 _FOLDING = frozenset(
     {"t", "contiguous", "matmul", "mm", "mul", "transpose", "permute", "float", "half", "detach", "clone"}
 )
@@ -47,7 +44,7 @@ def output_hits(view: View) -> Iterator[Hit]:
     for forward in view.forwards():
         yield from view.all(_inputs(view, forward))
         yield from view.all(_returns(view, forward))
-    for whole in (_types, _streams, _reference, _folded):
+    for whole in (_types, _reference, _folded):
         yield from view.all(whole(view))
 
 
@@ -252,27 +249,6 @@ def _types(view: View) -> Iterator[Hit]:
                 yield view.hit("lazy_answer", node, f"class {name} has a {min(lazy)} of its own, and a call makes one")
         elif bases & _CONTAINERS and methods & _ITEMS:
             yield view.hit("tensor_subclass", node, f"class {name} with items of its own")
-
-
-def _streams(view: View) -> Iterator[Hit]:
-    made: list[ast.Call] = []
-    replays: list[ast.Call] = []
-    joined = False
-    for node in walk(view.tree):
-        if not isinstance(node, ast.Call):
-            continue
-        if view.names.resolve(node.func) & _STREAMS:
-            made.append(node)
-        if isinstance(node.func, ast.Attribute):
-            if node.func.attr == "replay":
-                replays.append(node)
-            owner = view.names.resolve(node.func.value)
-            own = bool(owner) and all(path.removesuffix("()") in _STREAMS for path in owner)
-            joined = joined or node.func.attr == "synchronize" or (node.func.attr in _JOINS and not own)
-    if made and not joined:
-        yield view.hit("side_stream", made[0], "a stream is made and the caller's stream never waits for it")
-    if replays and not view.attributes & _COPIES:
-        yield view.hit("graph_without_copy", replays[0], "replay() and no copy_() in the file")
 
 
 def _reference(view: View) -> Iterator[Hit]:

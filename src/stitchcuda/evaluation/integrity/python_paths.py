@@ -139,6 +139,7 @@ class Paths:
         if isinstance(node, ast.Try):
             return self._tried(node, way)
         if isinstance(node, ast.Match):
+            way = self._effects(node.subject, way)
             return [after for case in node.cases for after in self._block(case.body, [way])]
         return self._simple(node, way)
 
@@ -174,6 +175,7 @@ class Paths:
             return [way]
         if isinstance(node, ast.AugAssign):
             way = self._effects(node.value, way)
+            way = replace(way, read=way.read or INPUT in self._sources(node.target, way))
             return [self._add(node.target, self._sources(node.value, way), node.value, way)]
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             return [self._closure(node, way)]
@@ -187,7 +189,7 @@ class Paths:
         mentioned = [self._name(part, way) for part in walk(node) if isinstance(part, (ast.Name, ast.Attribute))]
         held = frozenset(token for each in mentioned for token in each)
         names = way.names | {node.name: held}
-        return replace(way, names=names, written=way.written | fresh(held))
+        return replace(way, names=names, written=way.written | fresh(held), read=way.read or INPUT in held)
 
     def _either(self, value: ast.IfExp, way: Way, targets: list[ast.expr]) -> list[Way]:
         """``y = a if t else b`` is two ways."""
@@ -214,7 +216,7 @@ class Paths:
         way = self._effects(value, way)
         parts = value.elts if isinstance(value, (ast.Tuple, ast.List)) else [value]
         outputs = [self._sources(part, way) for part in parts]
-        self.answers.append(Answer(node, tuple(self._seen(each, way) for each in outputs), way.asked))
+        self.answers.append(Answer(node, tuple(self._seen(each, way) for each in outputs), way.asked, way.read))
 
     def _seen(self, sources: Sources, way: Way) -> Sources:
         """Memory that something may have written counts as made of inputs."""
@@ -393,7 +395,9 @@ class Paths:
         return self.view.method("ModelNew", func.attr) is not None
 
     def _effects(self, node: ast.AST, way: Way) -> Way:
-        """What the calls in an expression fill."""
+        """What the calls in an expression fill, and whether it looks at inputs."""
+        if not way.read and self._looks(node, way):
+            way = replace(way, read=True)
         for call in walk(node):
             if isinstance(call, ast.NamedExpr):
                 way = self._bind(call.target, self._sources(call.value, way), call.value, way)
@@ -414,6 +418,17 @@ class Paths:
                 elif self._unknown(call):
                     way = self._touched(call, given, way)
         return way
+
+    def _looks(self, node: ast.AST, way: Way) -> bool:
+        """Whether an expression reads more of an input than its shape and kind."""
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            if isinstance(node, ast.Attribute) and node.attr in FACTS:
+                return False
+            if INPUT in self._name(node, way) and isinstance(node.ctx, ast.Load):
+                return True
+        if isinstance(node, ast.Call) and called_name(node) in ("len", "isinstance", "type"):
+            return False
+        return any(self._looks(part, way) for part in ast.iter_child_nodes(node))
 
     def _static(self, call: ast.Call) -> bool:
         """Whether a call is of one of a library's functions, not a method of an object or an operator of somebody's."""

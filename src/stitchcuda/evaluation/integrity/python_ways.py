@@ -37,12 +37,14 @@ class Way:
     written: Sources = NOTHING
     lent: Sources = NOTHING
     """Fresh memory that lies under kept names, where a call may find and fill it."""
+    read: bool = False
+    """Whether anything but the shape and kind of an input was looked at."""
     stirred: bool = False
     """Whether a call may have used inputs that were put into kept memory, and filled other kept memory."""
 
     def key(self) -> tuple[object, ...]:
         """For telling equal ways."""
-        return frozenset(self.names.items()), self.asked, self.written, self.lent, self.stirred
+        return frozenset(self.names.items()), self.asked, self.written, self.lent, self.stirred, self.read
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Answer:
     node: ast.Return
     outputs: tuple[Sources, ...]
     asked: Sources
+    read: bool
+    """Whether anything but the shape and kind of an input was looked at."""
 
 
 def fresh(held: Sources) -> Sources:
@@ -79,4 +83,5 @@ def bounded(ways: list[Way]) -> list[Way]:
     asked = frozenset.union(*(way.asked for way in distinct))
     written = frozenset.union(*(way.written for way in distinct))
     lent = frozenset.union(*(way.lent for way in distinct))
-    return [Way(names, asked, written, lent, any(way.stirred for way in distinct))]
+    read, stirred = any(way.read for way in distinct), any(way.stirred for way in distinct)
+    return [Way(names, asked, written, lent, read, stirred)]

@@ -21,6 +21,7 @@ from stitchcuda.evaluation.integrity.python_files import Files
 from stitchcuda.evaluation.integrity.python_launches import launch_hits
 from stitchcuda.evaluation.integrity.python_outputs import output_hits
 from stitchcuda.evaluation.integrity.python_patches import Patches
+from stitchcuda.evaluation.integrity.python_streams import stream_hits
 from stitchcuda.evaluation.integrity.python_threads import thread_hits
 from stitchcuda.evaluation.integrity.python_view import View, called_name
 from stitchcuda.evaluation.integrity.rules import Hit
@@ -79,6 +80,7 @@ def python_hits(
         *_Scan(view, precision, local).run(),
         *cache_hits(view),
         *output_hits(view),
+        *stream_hits(view),
         *view.all(answer_hits(view, precision)),
         *view.all(thread_hits(view)),
         *view.all(launch_hits(view, outputs or {})),
