@@ -214,6 +214,27 @@ def test_nested_outputs_scalars_and_strides_travel(judge: Judge) -> None:
     assert "keys" in missing.message
 
 
+CHOSEN = """
+class Model(nn.Module):
+    def forward(self, x):
+        return torch.nonzero(x > 0.9), x[x > 0.9] * 2
+def get_inputs():
+    return [torch.randn(37, 53)]
+def get_init_inputs():
+    return []
+"""
+
+
+@pytest.mark.parametrize(
+    ("chosen", "status"), [("x > 0.9", "correct"), ("x > 0.8", "wrong_output")], ids=["right", "too many"]
+)
+def test_outputs_may_be_as_large_as_the_inputs_make_them(judge: Judge, chosen: str, status: str) -> None:
+    body = f"m = {chosen}\n        return m.nonzero(), x[m] * 2"
+    new = f"class ModelNew(nn.Module):\n    def forward(self, x):\n        {body}\n"
+    evaluation = judge(make_task(CHOSEN), new)
+    assert evaluation.status == status, evaluation.message
+
+
 def test_inputs_that_ignore_their_seed_are_made_fresh(judge: Judge) -> None:
     source = LINEAR.replace("torch.randn(48, 256)", "torch.linspace(-1, 1, 48 * 256).view(48, 256).cos()")
     evaluation = judge(make_task(source), linear("self.norm(self.linear(x))"))

@@ -51,6 +51,10 @@ class Exported:
             state = {k: tensors[i["at"]] for k, i in zip(keys, fields["state"]["items"], strict=True)}
         return fields["out"], entries, tensors, state
 
+    def bytes_of(self, entry: dict[str, Any]) -> torch.Tensor:
+        """The bytes of one tensor by its description. Raises one of ``UNREADABLE``."""
+        return self.data[entry["offset"] : entry["offset"] + entry["size"]]
+
 
 @dataclass
 class Session:
@@ -65,10 +69,10 @@ class Session:
     """Of the last call, as it was when the runner said that it was there"""
     changed: list[str] = field(default_factory=list)
     """Inputs that were others then than before the call"""
-    held: list[torch.Tensor] = field(default_factory=list)
+    held: list[Exported] = field(default_factory=list)
     keep: bool = False
     """Whether the runner keeps the outputs that are checked next, though they are not of the first calls"""
-    last: torch.Tensor | None = None
+    last: Exported | None = None
     """The last outputs checked, where they are to be read again"""
     answers: list[torch.Tensor] = field(default_factory=list)
     """The reference's outputs of the call before, where they are small."""
@@ -102,15 +106,19 @@ class Session:
                 changed.append(name)
         return changed
 
-    def unchanged(self, before: torch.Tensor | None, message: str) -> dict[str, Any]:
-        """Whether the outputs that were exported again are what they were ``before``; the verdict otherwise."""
+    def unchanged(self, before: Exported | None, message: str) -> dict[str, Any]:
+        """Whether the outputs that were exported again are what they were ``before``, described alike and to the byte;
+        the verdict otherwise."""
         try:
             if before is None:
                 raise ValueError("none was kept")
             again = Exported(wire.get_text(self.view, self.arena, "report"), self.data["outputs"])
-            _, entries, _, _ = again.read()
-            size = max((e["offset"] + e["size"] for e in entries), default=0)
-            same = same_bytes(before[:size], again.data[:size])
+            (spec, entries, _, _), (now, others, _, _) = before.read(), again.read()
+            places = [leaf["at"] for _, leaf in layout.paths(spec) if leaf["kind"] == "tensor"]
+            same = spec == now and all(
+                entries[at] == others[at] and same_bytes(before.bytes_of(entries[at]), again.bytes_of(others[at]))
+                for at in places
+            )
         except torch.OutOfMemoryError:
             raise
         except UNREADABLE as problem:
