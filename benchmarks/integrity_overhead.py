@@ -121,6 +121,12 @@ def timed(evaluator: Evaluator, program: Program, tier: Tier) -> tuple[float, Ev
     return seconds, evaluation
 
 
+def middle(taken: list[tuple[float, dict[str, float]]]) -> tuple[float, dict[str, float]]:
+    """The median of some evaluations' seconds, and the stages of the one that is nearest to it."""
+    median = statistics.median(spent for spent, _ in taken)
+    return median, min(taken, key=lambda each: abs(each[0] - median))[1]
+
+
 def measure(kind: str, rows: int) -> list[dict[str, object]]:
     """One entry a task: medians over so many ``rows`` of screens, plain and defended rows in turn."""
     found: list[dict[str, object]] = []
@@ -142,18 +148,16 @@ def measure(kind: str, rows: int) -> list[dict[str, object]]:
             for evaluator in both.values():
                 stack.enter_context(evaluator)
                 timed(evaluator, program, "screen")
-            seconds: dict[bool, list[float]] = {True: [], False: []}
-            stages: dict[bool, dict[str, float]] = {}
+            taken: dict[bool, list[tuple[float, dict[str, float]]]] = {True: [], False: []}
             for _ in range(rows):
                 for defended, evaluator in both.items():
                     timed(evaluator, program, "screen")
                     for _ in range(ROW):
                         spent, evaluation = timed(evaluator, program, "screen")
-                        seconds[defended].append(spent)
-                        stages[defended] = evaluation.seconds
+                        taken[defended].append((spent, evaluation.seconds))
             both[True].settings = settings(True).model_copy(update={"baselines": True})
             publish, published = timed(both[True], program, "publish")
-            plain, defended_s = statistics.median(seconds[False]), statistics.median(seconds[True])
+            (plain, plain_stages), (defended_s, stages) = middle(taken[False]), middle(taken[True])
             found.append(
                 {
                     "task": name,
@@ -163,9 +167,9 @@ def measure(kind: str, rows: int) -> list[dict[str, object]]:
                     "publish_seconds": publish,
                     "publish_stages": published.seconds,
                     "sanitizer": published.provenance.get("sanitizer"),
-                    "plain_stages": stages[False],
-                    "stages": stages[True],
-                    "evaluations": len(seconds[True]),
+                    "plain_stages": plain_stages,
+                    "stages": stages,
+                    "evaluations": len(taken[True]),
                 }
             )
     return found

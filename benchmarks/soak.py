@@ -89,6 +89,15 @@ def held() -> dict[str, int]:
     }
 
 
+def steady() -> dict[str, int]:
+    """What is held once two looks in a row agree: what is dying is no allowance."""
+    last, now = {}, held()
+    while now != last:
+        time.sleep(1.0)
+        last, now = now, held()
+    return now
+
+
 def settled(most: dict[str, int]) -> dict[str, int]:
     """What is held once nothing is more than it may be, or after ten seconds: the dying need a moment."""
     until = time.monotonic() + 10
@@ -148,16 +157,16 @@ def main() -> int:
                 verdicts.setdefault(name, []).append(evaluation.status)
                 # A process that waits for the next Program counts from the second on.
                 if number == 1:
-                    first, memory = held(), device_mib()
+                    first, memory = steady(), device_mib()
                 elif number > 1:
                     now = settled(first)
                     if over(now, first):
                         problems.append(f"after {number + 1} ({name}): {now}, was {first}")
-                    last = number == given.count - 1
-                    if given.target == "cuda" and (last or not given.shared):
-                        used = quiet(memory, OTHERS_S if given.shared else 0.0)
-                        if used > memory + SLACK_MIB:
-                            problems.append(f"after {number + 1} ({name}): {used} MiB on the device, was {memory}")
+                    if given.target == "cuda" and not given.shared and device_mib() > memory + SLACK_MIB:
+                        problems.append(f"after {number + 1} ({name}): {device_mib()} MiB on the device, was {memory}")
+            used = quiet(memory, OTHERS_S if given.shared else 0.0)
+            if given.target == "cuda" and used > memory + SLACK_MIB:
+                problems.append(f"at the end: {used} MiB on the device, was {memory}")
         tempfile.tempdir = None
     for name, statuses in verdicts.items():
         changed = "" if len(set(statuses)) == 1 else f"  CHANGES: {statuses}"

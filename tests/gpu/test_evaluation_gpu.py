@@ -199,6 +199,17 @@ def test_work_on_another_stream_is_joined_with_the_callers(
     assert status == "correct" or evaluation.message.startswith("on the caller's stream")
 
 
+def test_answers_kept_by_address_are_not_blamed_on_streams(evaluator: Evaluator) -> None:
+    body = (
+        "kept = self.__dict__.setdefault('kept', {})\n"
+        "return kept.setdefault(x.data_ptr(), torch.relu(self.linear(x)) * 2 + 1)"
+    )
+    evaluation = evaluator.evaluate(python(body))
+    show(evaluation)
+    assert evaluation.status == "wrong_output"
+    assert not evaluation.message.startswith("on the caller's stream")
+
+
 def test_host_resident_inputs_reach_the_program_on_the_host(tmp_path: Path) -> None:
     source = SOURCE.replace("self.linear(x)", "self.linear(x.to(self.linear.weight.device))")
     device = detect("cuda")

@@ -87,7 +87,7 @@ class Launches:
 
     def only_in(self, traced: set[str]) -> list[str]:
         """Those of the launchers in a trace that hardly any counted call launches, nor the call before the trace."""
-        if not self.calls:
+        if not self.calls or not self.counts:
             return []
         return sorted(name for name in traced - self.last if self.used.get(name, 0) < RARELY * self.calls)
 

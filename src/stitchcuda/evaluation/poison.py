@@ -35,6 +35,8 @@ class Poison:
         self.cuda, self.library = cuda and wanted, library if wanted else None
         self.mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if wanted else None
         self.turn = 0
+        self.persisting = 0
+        """The limit for persisting lines that is left, bytes"""
         self.driver: Any = None
         if self.cuda:
             self.driver = ctypes.CDLL("libcuda.so.1")
@@ -69,10 +71,15 @@ class Poison:
 
     def limits(self) -> list[str]:
         """Which of the device's limits are not as ``reset_persisting_cache`` left them."""
+        size = self._persisting()
+        return [f"lines that persist in L2: {size} bytes"] if size != self.persisting else []
+
+    def _persisting(self) -> int:
         size = ctypes.c_size_t(0)
-        if self.library is not None and self.library.cudaDeviceGetLimit(ctypes.byref(size), PERSISTING_L2_LIMIT) == 0:
-            return [f"lines that persist in L2: {size.value} bytes"] if size.value else []
-        return []
+        if self.library is not None:
+            self.library.cudaDeviceGetLimit(ctypes.byref(size), PERSISTING_L2_LIMIT)
+            self.library.cudaGetLastError()
+        return size.value
 
     def reset_persisting_cache(self) -> None:
         """Give the part of the device's L2 cache that persists over a flush back, and allow none."""
@@ -80,3 +87,4 @@ class Poison:
             self.library.cudaCtxResetPersistingL2Cache()
             self.library.cudaDeviceSetLimit(PERSISTING_L2_LIMIT, ctypes.c_size_t(0))
             self.library.cudaGetLastError()
+            self.persisting = self._persisting()

@@ -49,8 +49,11 @@ HARMLESS_ERRORS = (600, 704)
 """cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
 
 ORDERED_CYCLES = 100_000_000
-"""Of a clock that ticks at most twice in a nanosecond, for which the current stream is busy before an ordered call: the
-call has been made and its outputs are being waited for long before that is over."""
+"""At least, for which the current stream is busy before an ordered call: 50 ms of a clock of 2 GHz. The call has been
+made, and its outputs are waited for, before that is over; so it is twice as long as the call before where that is
+longer."""
+ORDERED_MOST = 20
+"""Times that, at most"""
 
 
 class Nothing(Exception):
@@ -97,6 +100,8 @@ class Runner:
         self.witness: Any = None
         self.patched: list[str] = []
         self.launches: Any = self.launchers.Launches()
+        self.wall = 0
+        """Of the last call, nanoseconds"""
         self.early: dict[str, Any] | None = None
         """The outputs of an ordered call, as they were on the current stream"""
 
@@ -255,7 +260,8 @@ class Runner:
             self.poison.reset_persisting_cache()
             if flags & wire.ORDERED:
                 self.sync()
-                self.inputs.arrive(lambda: self.torch.cuda._sleep(ORDERED_CYCLES))
+                cycles = min(max(ORDERED_CYCLES, 4 * self.wall), ORDERED_MOST * ORDERED_CYCLES)
+                self.inputs.arrive(lambda: self.torch.cuda._sleep(cycles))
                 if seed >= 0:
                     self.states.seed_all(seed)
                 return
@@ -324,7 +330,7 @@ class Runner:
                 outputs = plain(call(*inputs))
                 wall = clock() - began
         self.poison.freed(True)
-        self.outputs = outputs
+        self.outputs, self.wall = outputs, wall
         self.launches.end(counted=bool(flags & wire.COUNT))
         if flags & wire.FILL and self.witness is not None and not flags & wire.CONTROL:
             self.patched = self.witness.patched()
@@ -333,6 +339,8 @@ class Runner:
         return wall, device
 
     def export(self, outputs: Any, with_state: bool) -> None:
+        # What an ordered call has copied already is only described.
+        early, self.early = self.early, None
         value: dict[str, Any] = {"out": outputs}
         if with_state:
             value["state"] = dict(self.kept.watch)
@@ -342,8 +350,7 @@ class Runner:
             self.layout.describe(outputs, tensors)
             told = {"lazy": self.witness.lazy(tensors), "patched": self.patched, "waiting": self.witness.waiting()}
         with self.torch.no_grad():
-            # What an ordered call has copied already is described alone.
-            description = self.early or self.layout.pack(value, self.data["outputs"], keep_strides=False)
+            description = early or self.layout.pack(value, self.data["outputs"], keep_strides=False)
         if with_state and self.witness is not None:
             told["moved"] = self.kept.moved()[:8]
         if self.witness is not None:
@@ -407,6 +414,7 @@ class Runner:
                 self.inputs.write_back()
                 self.sync()
         elif op == Op.EXPORT_HELD:
+            self.early = None
             self.export(self.held[command.argument], False)
         elif op == Op.TRACE:
             self.trace(command.argument)

@@ -254,7 +254,8 @@ class RunnerClient:
                 f"a forged, duplicate or out-of-order record came while {_DOING[op]} ran",
                 rule="forged_record",
             )
-        self.peak_device = max(self.peak_device, reply.peak_device)
+        if not flags & wire.ORDERED:  # whose outputs are copied within it
+            self.peak_device = max(self.peak_device, reply.peak_device)
         self.peak_host = max(self.peak_host, reply.peak_host)
         if reply.code in (Code.RAISED, Code.OUT_OF_MEMORY, Code.PROTOCOL):
             raise self._raised(op, reply.code)

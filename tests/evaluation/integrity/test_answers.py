@@ -236,6 +236,7 @@ def test_a_graph_that_is_replayed_without_a_look_at_the_inputs_is_rejected(body:
         "if x.numel() == 0: return self.y\nself.state[:] = x\nself.graph.replay()\nreturn self.y.clone()",
         "match x:\n    case y:\n        self.state.copy_(y)\nself.graph.replay()\nreturn self.y.clone()",
         "def fill(): self.state.copy_(x)\nfill()\nself.graph.replay()\nreturn self.y.clone()",
+        "n = x.shape[0]\nself.c[n].replay()\nreturn self.answers[n]",
     ],
 )
 def test_a_graph_whose_inputs_are_filled_somehow_is_left_alone(body: str) -> None:
@@ -248,6 +249,10 @@ def test_a_graph_whose_inputs_are_filled_somehow_is_left_alone(body: str) -> Non
         "self.n += 1\nreturn self.lin(x) * (self.fast if self.n > 3 else self.slow)",
         "self.n += 1\nreturn g(x, 0 if self.n % 2 == 0 else 1)",
         "return g(x, 8 if x.shape[0] > 3 else 4)",
+        "self.n += 1\nif self.n >= 2: self.n = 0\nreturn g(x, 0 if self.n < 1 else 1)",
+        "self.n = 0\nfor w in self.ws:\n    x = g(x, w, 1.0 if self.n > 0 else 0.0)\n    self.n += 1\nreturn x",
+        "self.n += 1\nwith named('warmup' if self.n < 3 else 'steady'): return g(x)",
+        "self.n += 1\nreturn g(x, True if self.n > 1 else False)",
     ],
 )
 def test_turns_and_what_was_measured_may_depend_on_a_count(body: str) -> None:

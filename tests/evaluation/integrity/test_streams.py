@@ -32,6 +32,9 @@ def test_work_on_a_stream_that_nobody_waits_for_is_rejected(body: str) -> None:
         "self.done.record(self.side)\nself.done.wait()",
         "self.side.synchronize()",
         "torch.cuda.synchronize()",
+        "y = y.cpu()",
+        "while not self.done.query(): pass",
+        "join(self.side.cuda_stream, torch.cuda.current_stream().cuda_stream)",
     ],
 )
 def test_a_stream_that_is_waited_for_is_not(after: str) -> None:
@@ -52,25 +55,34 @@ def test_a_stream_of_the_drivers_has_to_be_waited_for_too() -> None:
     assert rules(f"{made}driver.cuStreamSynchronize(handle)\nreturn y", before=DRIVER) == set()
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        forward("with torch.cuda.stream(torch.cuda.ExternalStream(own)):\n    return g(x)"),
+        DRIVER + forward("driver.cudaStreamCreate(handle)\nlaunch(x, handle)\nreturn y"),
+        DRIVER + forward("driver.cuStreamCreate(handle, 0)\nlaunch(x, handle)\nreturn y"),
+        "from bindings import join\n" + forward(f"{WORK}join(x)\nreturn y", SIDE),
+        "CODE = 'void f() { cudaStreamWaitEvent(a, e, 0); }'\n" + forward(f"{WORK}ext.f()\nreturn y", SIDE),
+    ],
+    ids=["the caller's own", "waits for the default stream", "does too", "joined by a launcher", "joined in its text"],
+)
+def test_a_stream_that_may_be_joined_out_of_sight_is_flagged(program: str) -> None:
+    assert rejected(inspected(program)) == set()
+
+
 def test_a_limit_of_the_device_has_to_be_given_back() -> None:
     once = "driver.cuCtxSetLimit(LIMIT, 1 << 20)\n"
     assert rules(f"{once}return g(x)", before=f"{DRIVER}LIMIT = 6\n") == {"device_limits"}
     assert rules(f"{once}y = g(x)\ndriver.cuCtxSetLimit(LIMIT, 0)\nreturn y", before=f"{DRIVER}LIMIT = 6\n") == set()
     assert rules(f"{once}return g(x)", before=f"{DRIVER}LIMIT = 0\n") == set()
+    helper = f"{DRIVER}def limit(n):\n    driver.cuCtxSetLimit(6, ctypes.c_size_t(n))\n"
+    assert rules("limit(1 << 20)\ny = g(x)\nlimit(0)\nreturn y", before=helper) == set()
+    assert rules("driver.cuCtxSetLimit(6, 0)\nreturn g(x)", before=DRIVER) == set()
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("int f() { return cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 1 << 20); }", {"device_limits"}),
-        ("int f() { return cuCtxSetLimit(CU_LIMIT_PERSISTING_L2_CACHE_SIZE, 1 << 20); }", {"device_limits"}),
-        ("int f() { return cudaDeviceSetLimit(cudaLimitMallocHeapSize, 1 << 20); }", set()),
-        (
-            "int f() { cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 1 << 20); k();\n"
-            "  return cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 0); }",
-            set(),
-        ),
-    ],
-)
-def test_so_it_does_in_native_code(text: str, found: set[str]) -> None:
-    assert rejected(inspected("import torch", kernels_cpp=text)) == found
+def test_in_native_code_such_a_limit_is_flagged_since_another_file_may_give_it_back() -> None:
+    found = inspected(
+        "import torch", kernels_cpp="int f() { return cudaDeviceSetLimit(cudaLimitPersistingL2CacheSize, 9); }"
+    )
+    assert found["persisting_l2"].severity == "flag"
+    assert rejected(found) == set()

@@ -6,6 +6,7 @@ Static findings come last and never alone: they read what is written, not what r
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import replace
 
 from stitchcuda.evaluation.integrity.fold import Folder
@@ -23,6 +24,11 @@ from stitchcuda.program.flags import is_native
 from stitchcuda.program.imports import local_modules
 from stitchcuda.program.model import ENTRY, Program
 from stitchcuda.task.model import Precision, Target
+
+_JOINING = re.compile(
+    r"[.>](wait_stream|wait_event|synchronize|block)\s*\(|\bcu(da)?(Stream|Event|Ctx|Device)(WaitEvent|Synchronize)\b"
+)
+"""Where a text has streams wait for each other."""
 
 
 def inspect_program(program: Program, target: Target, precision: Precision) -> list[Finding]:
@@ -50,6 +56,12 @@ def inspect_program(program: Program, target: Target, precision: Precision) -> l
         hits = [replace(hit, rule="stock_compiler") if hit.rule == "compiler_wrap" else hit for hit in hits]
         what = f"neither native sources nor a kernel language, target {target.kind}"
         hits.append(Hit("no_own_kernel", ENTRY, 0, what))
+    # One file may make the stream and another join it.
+    joining = {path for path, text in program.files.items() if _JOINING.search(text)}
+    hits = [
+        replace(hit, rule="side_stream") if hit.rule == "unjoined_stream" and joining - {hit.path} else hit
+        for hit in hits
+    ]
     if outputs and (idle := _decoys(python, outputs)):
         hits.append(Hit("decoy_kernel", ENTRY, 0, idle))
     return findings(hits, "static")

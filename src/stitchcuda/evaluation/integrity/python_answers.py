@@ -35,18 +35,28 @@ _REDUCTIONS = words("max min amax amin aminmax mean var std sum norm item numel 
 """What a scale or a statistic is made with: those are refreshed now and then by design."""
 
 
+_TIMERS = words("elapsed_time perf_counter perf_counter_ns do_bench")
+"""Whoever measures tries settings in turn."""
+
+
 def answer_hits(view: View, precision: Precision) -> Iterator[Hit]:
     """Hits in ``ModelNew.forward``."""
     for forward in view.forwards():
         paths = Paths(view, forward)
         if not paths.given:
             continue
-        for pick in _picked(forward, paths.counters):
+        counted = frozenset() if view.attributes & _TIMERS else _counts(forward, paths)
+        for pick in _picked(forward, counted):
             yield view.hit("counts_calls", pick, f"{ast.unparse(pick)}: a count of calls picks one of two")
         if view.graphs:
             # What a graph returns is filled behind the text's back, from what was copied in.
+            # A forward that never looks at them answers to shapes alone, or is given them elsewhere: by a hook.
+            reads = any(answer.read for answer in paths.answers)
             for answer in paths.answers:
-                if not answer.read and not answer.asked & {FACT, INPUT}:
+                whole: Sources = frozenset().union(*answer.outputs)
+                if whole == {CONSTANT} or not reads:
+                    continue
+                if not answer.read and not (answer.asked | whole) & {FACT, INPUT}:
                     yield view.hit("stale_graph", answer.node, "nothing of the inputs is read on this way")
             continue
         for answer in paths.answers:
@@ -55,16 +65,40 @@ def answer_hits(view: View, precision: Precision) -> Iterator[Hit]:
             yield view.hit("counts_calls", node, f"{ast.unparse(node)}: a count of calls says how much is read")
 
 
+def _counts(forward: Function, paths: Paths) -> frozenset[str]:
+    """Counts of calls, not of what lies in the inputs: no item of a local list, none that a variable picks."""
+    other = {
+        place(node)
+        for node in walk(forward)
+        if isinstance(node, ast.Subscript)
+        and (not isinstance(node.slice, ast.Constant) or place(node.value) in paths.local)
+    }
+    return frozenset(name for name in paths.counters if name not in other)
+
+
 def _picked(forward: Function, counters: frozenset[str]) -> Iterator[ast.IfExp]:
-    """``a if calls < n else b`` of two constants, or two of torch's functions: one while somebody is likely to check,
-    the other afterwards. What a program has measured is no constant, and turns are taken by a remainder."""
+    """``a if calls < n else b`` of two numbers, or two of torch's functions: one while somebody is likely to check,
+    the other afterwards. What a program has measured is no constant, turns are taken by a remainder or by a count that
+    starts anew, and names for a profiler compute nothing."""
+    anew = {
+        place(target)
+        for node in walk(forward)
+        if isinstance(node, ast.Assign) and not isinstance(node.value, ast.BinOp)
+        for target in node.targets
+    }
     for node in walk(forward):
         if not isinstance(node, ast.IfExp) or not isinstance(node.test, ast.Compare):
             continue
         sides = [node.test.left, *node.test.comparators]
-        counted = any(place(side) in counters for side in sides) and any(isinstance(s, ast.Constant) for s in sides)
-        if counted and all(isinstance(part, ast.Constant) or _of_torch(part) for part in (node.body, node.orelse)):
+        counted = any(place(side) in counters - anew for side in sides)
+        bound = any(isinstance(side, ast.Constant) for side in sides)
+        ordered = all(isinstance(operator, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for operator in node.test.ops)
+        if counted and bound and ordered and all(_number(part) or _of_torch(part) for part in (node.body, node.orelse)):
             yield node
+
+
+def _number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and type(node.value) in (int, float)
 
 
 def _of_torch(node: ast.expr) -> bool:

@@ -54,7 +54,7 @@ class Files:
 
     def foreign_function(self, node: ast.AST, name: str) -> Iterator[Hit]:
         """A function of a C library that is reached through ctypes."""
-        rule = IMPORTS.get(name)
+        rule = "side_stream" if name.startswith(("cuStreamCreate", "cudaStreamCreate")) else IMPORTS.get(name)
         if rule is not None:
             yield self.view.hit(rule, node, f"{name} through ctypes")
 

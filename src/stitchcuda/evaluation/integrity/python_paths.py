@@ -331,8 +331,10 @@ class Paths:
         name = place(owner)
         if name is not None and base(name) in self.containers and self._outlives(name):
             chosen = INPUT in picked and EARLIER + name in held
-            return held | ({CHOSEN + name} if chosen else set())
-        if INPUT in held and picked & {COUNT}:
+            return held | (picked & {FACT}) | ({CHOSEN + name} if chosen else set())
+        # A slice says how much is read; an index, which slot.
+        sliced = any(isinstance(part, ast.Slice) for key in keys for part in walk(key))
+        if INPUT in held and picked & {COUNT} and sliced:
             self.cut.append(node)
         return held | (picked - {COUNT, BEAT})
 

@@ -119,7 +119,7 @@ def parameters(function: Function) -> set[str]:
     given = function.args
     names = [each.arg for each in [*given.posonlyargs, *given.args, *given.kwonlyargs]]
     names += [each.arg for each in (given.vararg, given.kwarg) if each is not None]
-    return set(names) - {"self", "cls", "ctx"}
+    return set(names) - {"self", "cls"} - ({"ctx"} if names[:1] == ["ctx"] else set())
 
 
 def tainted(function: Function) -> set[str]:

@@ -79,8 +79,6 @@ _CONTROL = words(
 _ASKED = re.compile(
     r"((?:#\s*(?:include(?:_next)?|embed|import)|__has_(?:include(?:_next)?|embed)\s*\())\s*(?:[<\"]([^>\"]+)[>\"]|([A-Za-z_]\w*))"
 )
-_SET_LIMIT = frozenset({"cudaDeviceSetLimit", "cuCtxSetLimit"})
-_PERSISTING = frozenset({"cudaLimitPersistingL2CacheSize", "CU_LIMIT_PERSISTING_L2_CACHE_SIZE", "6", "0x6", "0x06"})
 _BEFORE_CALLS = words("return else do throw case and or not co_return co_await co_yield")
 _POINTER_KEYS = frozenset({"*", "uintptr_t", "intptr_t", "CUdeviceptr"})
 
@@ -278,8 +276,6 @@ class _Scan:
         ):
             if not self.words & _JOINS:
                 yield self.hit("side_stream", token, name)
-        elif name in _SET_LIMIT and self._persisting(index) and not self._given_back(index):
-            yield self.hit("device_limits", token, name)
         elif _HEAVY_CALL.fullmatch(name):
             yield self.hit("library_compute", token, name)
         elif name.startswith("cupti") and len(name) > 5 and name[5].isupper():
@@ -288,15 +284,6 @@ class _Scan:
             yield self.hit("keyed_cache", token, "contents are compared with memcmp")
         elif (rule := IMPORTS.get(name)) is not None:
             yield self.hit(rule, token, name)
-
-    def _persisting(self, index: int) -> bool:
-        """Whether the first argument of a call is the limit for lines that persist in L2."""
-        return self.tokens[index + 1].text == "(" and self.tokens[index + 2].text in _PERSISTING
-
-    def _given_back(self, index: int) -> bool:
-        """Whether that limit is set in another place too."""
-        others = (at for at, token in enumerate(self.tokens) if token.text in _SET_LIMIT and at != index)
-        return any(self._calls(at) and self._persisting(at) for at in others)
 
     def _has_c_name(self, index: int) -> bool:
         """Whether a definition can take another library's place: a CUDA name, or C linkage."""

@@ -1,0 +1,104 @@
+"""Calls that nothing but the caller's stream orders: who is blamed for what, and limits of the device."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from stitchcuda.evaluation.calls import Calls
+from stitchcuda.evaluation.poison import PERSISTING_L2_LIMIT, Poison
+from stitchcuda.evaluation.session import Session
+from stitchcuda.evaluation.settings import EvaluationSettings
+
+GOOD, BAD = True, False
+
+
+class Scripted(Calls):
+    """Calls whose verdicts are given, and what was asked for."""
+
+    def __init__(self, *oks: bool) -> None:
+        self.holds: list[str] = []
+        gate = SimpleNamespace(hold=self._hold)
+        super().__init__(cast("Any", SimpleNamespace(settings=EvaluationSettings(), gate=gate)))
+        self.oks = list(oks)
+        self.asked: list[dict[str, Any]] = []
+        self.checked: list[dict[str, Any]] = []
+
+    @contextlib.contextmanager
+    def _hold(self, kind: str) -> Iterator[None]:
+        self.holds.append(kind)
+        yield
+        self.holds.pop()
+
+    def play(self, sessions: Any, label: str, case: str | None, **asked: Any) -> list[Any]:
+        self.asked.append({"label": label, "held": bool(self.holds)} | asked)
+        return [(sessions[0], None, {"ok": self.oks.pop(0), "message": f"of {label}", "layer": "numerics"})]
+
+    def run(self) -> list[str]:
+        """The rules of the verdicts that were not well, empty where they have none."""
+        self._in_order(cast("Session", None), None, lambda verdict, full: self.checked.append(verdict), "check")
+        return [verdict.get("rule", "") for verdict in self.checked if not verdict["ok"]]
+
+
+def test_one_good_call_is_enough() -> None:
+    calls = Scripted(GOOD)
+    assert calls.run() == []
+    assert [asked["ordered"] for asked in calls.asked] == [True]
+
+
+def test_what_is_wrong_twice_in_such_calls_and_right_between_them_is_the_order() -> None:
+    calls = Scripted(BAD, GOOD, BAD)
+    assert calls.run() == ["stream_order"]
+    assert calls.checked[-1]["layer"] == "memory"
+    assert "caller's stream" in calls.checked[-1]["message"]
+    assert [asked["ordered"] for asked in calls.asked] == [True, False, True]
+    assert [asked["held"] for asked in calls.asked] == [True, False, True], "the device is not given away meanwhile"
+    assert len({asked["label"] for asked in calls.asked}) == 3, "fresh inputs each"
+    assert len({asked["reuse"] for asked in calls.asked}) == 1, "at addresses of the same kind"
+
+
+@pytest.mark.parametrize("oks", [(BAD, BAD, BAD), (BAD, BAD, GOOD), (BAD, GOOD, GOOD)])
+def test_what_is_wrong_otherwise_is_not(oks: tuple[bool, ...]) -> None:
+    rules = Scripted(*oks).run()
+    assert rules
+    assert set(rules) == {""}
+
+
+class Library:
+    """A runtime whose one limit can be set, or not."""
+
+    def __init__(self, limit: int, *, settable: bool = True) -> None:
+        self.limit, self.settable = limit, settable
+
+    def cudaCtxResetPersistingL2Cache(self) -> int:  # noqa: N802
+        return 0
+
+    def cudaDeviceSetLimit(self, which: int, size: ctypes.c_size_t) -> int:  # noqa: N802
+        assert which == PERSISTING_L2_LIMIT
+        self.limit = size.value if self.settable else self.limit
+        return 0 if self.settable else 801
+
+    def cudaDeviceGetLimit(self, place: Any, which: int) -> int:  # noqa: N802
+        assert which == PERSISTING_L2_LIMIT
+        place._obj.value = self.limit
+        return 0
+
+    def cudaGetLastError(self) -> int:  # noqa: N802
+        return 0
+
+
+@pytest.mark.parametrize("settable", [True, False])
+def test_a_limit_counts_as_changed_against_what_could_be_set(settable: bool) -> None:
+    library = Library(7, settable=settable)
+    poison = Poison(False, library)
+    poison.reset_persisting_cache()
+    assert poison.limits() == []
+    library.limit = 1 << 20
+    assert poison.limits() == ["lines that persist in L2: 1048576 bytes"]
+    poison.reset_persisting_cache()
+    assert poison.limits() == []
