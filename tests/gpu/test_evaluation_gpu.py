@@ -16,6 +16,7 @@ from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
+from stitchcuda.nursery import FORKS_CUDA
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from stitchcuda.task.model import Task, TaskFacts
 
@@ -208,6 +209,18 @@ def test_answers_kept_by_address_are_not_blamed_on_streams(evaluator: Evaluator)
     show(evaluation)
     assert evaluation.status == "wrong_output"
     assert not evaluation.message.startswith("on the caller's stream")
+
+
+def test_forked_processes_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORKS_CUDA, "1")
+    device = detect("cuda")
+    task = Task(name="forked", origin="test", source=SOURCE, target=device.target)
+    settings = EvaluationSettings(static_rules=False, baselines=False)
+    with Evaluator(task, facts(task), device, cache=tmp_path, settings=settings) as opened:
+        for body, status in ((HONEST, "correct"), ("return torch.zeros_like(self.linear(x))", "wrong_output")):
+            evaluation = opened.evaluate(python(body))
+            show(evaluation)
+            assert evaluation.status == status
 
 
 def test_host_resident_inputs_reach_the_program_on_the_host(tmp_path: Path) -> None:
