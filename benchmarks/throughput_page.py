@@ -149,13 +149,15 @@ def _workers(results: dict[str, Any]) -> list[str]:
         [
             cores,
             f"{told['per_minute']:.1f}",
-            f"{told['device']['idle']:.0%}",
+            f"{told['programs']}",
+            " / ".join(f"{told['device'][part]:.0%}" for part in ("clock", "work", "start", "idle")),
             f"{told['kernel_utilisation']:.0%}" if told.get("kernel_utilisation") is not None else "",
             f"{told['lanes']} / {told['builders']}",
         ]
         for cores, told in sorted(results["workers"].items(), key=lambda item: int(item[0]))
     ]
-    head = ["cores", "programs a minute", "device held by nobody", "NVML: a kernel runs", "lanes / builders"]
+    held = "device held for clocks / work / starts / by nobody"
+    head = ["cores", "programs a minute", "programs", held, "NVML: a kernel runs", "lanes / builders"]
     return ["## Cores", "", *_table(head, rows)]
 
 

@@ -47,6 +47,8 @@ HERE = Path(__file__).parent
 UNFINISHED = 3
 GRACE_SECONDS = 15.0
 """Between asking a step to stop (SIGINT) and killing its process group."""
+REMADE = tuple(f"state/throughput/{name}" for name in ("kernelbench", "programs", "libraries", "kernels", "scratch"))
+"""Builds: large, and made anew where they are missing."""
 LOOK_SECONDS = 0.5
 """Between looks at how much time is left, of which an interrupt leaves none."""
 
@@ -182,7 +184,7 @@ def pack(visit: Visit, out: Path, before: dict[Path, float]) -> None:
     part = out / "visit.tar.gz.part"
     with tarfile.open(part, "w:gz") as archive:
         if visit.state.is_dir():
-            archive.add(visit.state, "state")
+            archive.add(visit.state, "state", filter=lambda entry: None if entry.name.startswith(REMADE) else entry)
         for path, changed in stamps(visit.results).items():
             if before.get(path) != changed:
                 archive.add(path, f"results/{path.relative_to(visit.results)}")

@@ -31,10 +31,10 @@ from coder_experiment.language import Own, Program, Refused, parse
 from coder_experiment.operators import BINARY, LAYOUT, OPERATORS, REDUCTIONS
 from coder_experiment.schedules import good_schedules, own_program, stock_program
 from coder_experiment.state import append, lines
-from coder_experiment.tasks import Task
+from coder_experiment.tasks import Task, generate
 
 BINDING = Path(__file__).resolve().parents[2] / "src" / "stitchcuda" / "evaluation" / "nvrtc_runner.py"
-LAUNCH_SECONDS, START_SECONDS = 4.0, 90.0
+LAUNCH_SECONDS, START_SECONDS = 2.0, 90.0
 FULL = {"cuda": 1 << 24, "cpu": 1 << 14}
 """Elements of a matrix that is timed: 64 MiB on a GPU."""
 SHARED_BYTES = 8 << 20
@@ -102,6 +102,19 @@ class Evaluator:
         self.evaluated, self.seconds = 0, 0.0
         for key, record in lines(memo) if memo is not None else ():
             self.memo[key] = Outcome(**record)
+        self._try_out()
+
+    def _try_out(self) -> None:
+        """Two programs that are right, so that a fault of the machine is told before thousands are called wrong. They
+        are in no file. Raises RuntimeError."""
+        task = generate(5, {"train": 1, "validation": 0, "test": 0})["train"][0]
+        own = own_program(task, good_schedules()[0])
+        for text in (stock_program(task).text, own.text):
+            found = dict(self._run({"tried": (task, parse(text))}))["tried"]
+            if not found.correct or found.seconds <= 0:
+                self.close()
+                told = f"{found.status}: {found.message}"
+                raise RuntimeError(f"a program that is right ends {told}; nothing can be measured here: {text}")
 
     def __enter__(self) -> Evaluator:
         return self

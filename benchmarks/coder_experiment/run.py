@@ -61,7 +61,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("--stop-at", type=float, default=0.45, help="correct share at which the cold start ends")
         command.add_argument("--tasks", type=int, default=2000)
         command.add_argument("--validation", type=int, default=128)
-        command.add_argument("--test", type=int, default=200)
+        command.add_argument("--test", type=int, default=208)
         command.add_argument("--answers", type=int, default=2600)
         command.add_argument("--improve", type=int, default=1400)
         command.add_argument("--elements", type=int, default=0, help="of a timed matrix; 0: the back end's usual")
@@ -89,6 +89,8 @@ class Session:
             state.unpack(options.parts, options.state)
         self.folder = state.Folder(options.state)
         cuda = options.backend == "cuda"
+        # cuDNN's attention makes a plan for each new shape, and nearly every batch has one of its own.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         device = torch.device("cuda" if cuda else "cpu")
         dtype = torch.bfloat16 if cuda else torch.float32
         tokenizer: Tokenizer

@@ -107,14 +107,14 @@ def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
 
 
 def pack(state: Path, out: Path) -> list[Path]:
-    """The folder as at most 5 files of at most 15 MiB in ``out``. Where it is too much, weights of arms that were
-    tested are left out, which nothing needs any more, then the checkpoint of an arm under way, which then begins anew.
-    Raises ValueError where that is not enough."""
+    """The folder as at most 5 files of at most 15 MiB in ``out``, without the weights of arms that were tested, which
+    nothing needs any more. Where it is too much, the checkpoint of an arm under way is left out, which then begins
+    anew. Raises ValueError where that is not enough."""
     out.mkdir(parents=True, exist_ok=True)
     files = sorted(path for path in state.rglob("*") if path.is_file() and not path.name.endswith(".part"))
     tested = [p for p in files if p.name == "changes.pt" and (state / "results" / f"{p.parent.name}.jsonl").exists()]
     under_way = [path for path in files if path.name == "checkpoint.pt"]
-    for left_out in ([], tested, tested + under_way):
+    for left_out in (tested, tested + under_way):
         data = _tar(state, (path for path in files if path not in left_out))
         if len(data) <= MOST_BYTES:
             break

@@ -134,8 +134,10 @@ def test_the_next_process_is_started_while_no_clock_counts(tmp_path: Path, monke
     programs = [python(f"torch.relu(x) + 0 * {number}") for number in range(3)]
     with Pipeline(DEVICE, cache=tmp_path, settings=QUICK, lanes=2, gate=gate) as pipeline:
         jobs = [job(f"{number}", RELU, each) for number, each in enumerate(programs)]
-        done = list(pipeline.evaluate_many(jobs))
+        done = [waited.result() for waited in [pipeline.submit(each) for each in jobs]]
         assert all(seat.evaluator._spare is not None for seat in pipeline._seats)
+        list(pipeline.evaluate_many(jobs[:1]))
+        assert any(seat.evaluator._spare is None for seat in pipeline._seats), "nothing comes after the last"
     assert [each.evaluation.status for each in done] == ["correct"] * 3, [each.evaluation.message for each in done]
     clocks = [(span.begin, span.end) for span in gate.spans if span.hold == "clock"]
     starts = [(span.begin, span.end) for span in gate.spans if span.hold == "start"]

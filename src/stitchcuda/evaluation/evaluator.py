@@ -75,6 +75,8 @@ class Evaluator:
         self.gate = Holder(gate or (gate_of("cuda") if self.kind == "cuda" else Gate(None)))
         self.crowded = False
         """Whether other Evaluators use the device in between, through the same gate"""
+        self.expects: Callable[[], bool] = lambda: True
+        """Whether another Program of the Task is likely to come next, for which a process is worth starting"""
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
@@ -196,7 +198,7 @@ class Evaluator:
 
     def prepare(self) -> None:
         """Start the next Program's process, which has nothing to run yet; not where it would take cores from others."""
-        if self._spare is None and self.spares():
+        if self._spare is None and self.spares() and self.expects():
             self._spare = self.session(self.subject())
             if self.crowded:
                 self._warming = threading.Thread(target=self._warm, args=(self._spare,), daemon=True)

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -122,6 +123,8 @@ class Pipeline:
         self._ready: list[_Ticket] = []
         self._changed = threading.Condition()
         self._closed = False
+        self._ending = False
+        """Whether all jobs have been read."""
         self._building = ThreadPoolExecutor(self.builders, thread_name_prefix="build")
         self._threads = [threading.Thread(target=self._lane, name=f"lane-{n}", daemon=True) for n in range(self.lanes)]
         for thread in self._threads:
@@ -164,11 +167,12 @@ class Pipeline:
         source = iter(jobs)
         finished: queue.SimpleQueue[Future[Done]] = queue.SimpleQueue()
         under_way, more = 0, True
+        self._ending = False
         while more or under_way:
             while more and under_way < self.lanes * AHEAD:
                 job = next(source, None)
                 if job is None:
-                    more = False
+                    more, self._ending = False, True
                 else:
                     self.submit(job).add_done_callback(finished.put)
                     under_way += 1
@@ -226,7 +230,13 @@ class Pipeline:
         settings, gate = self.settings, self.gate
         evaluator = Evaluator(job.task, job.facts, self.device, cache=self.cache, settings=settings, gate=gate)
         evaluator.crowded = True
+        evaluator.expects = partial(self._expects, job.task)
         return evaluator
+
+    def _expects(self, task: Task) -> bool:
+        """Whether another Program of a Task may come: not once all jobs have been read, and none of its is ready."""
+        with self._changed:
+            return not self._ending or any(ticket.job.task.digest == task.digest for ticket in self._ready)
 
     def _finish(self, ticket: _Ticket, evaluator: Evaluator) -> Evaluation:
         """Evaluate, and tell whoever waits unless it is to be tried again."""

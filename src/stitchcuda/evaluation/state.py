@@ -68,7 +68,9 @@ def restore(model: nn.Module, saved: dict[str, torch.Tensor]) -> None:
     """Put a snapshot back in place; names or shapes that have gone are skipped."""
     for name, (_, tensor) in named_state(model).items():
         if name in saved and saved[name].shape == tensor.shape:
-            tensor.detach().copy_(saved[name])
+            value = saved[name]
+            # Converted where it goes: a processor takes seconds for gigabytes.
+            tensor.detach().copy_(value.to(tensor.device) if value.dtype != tensor.dtype else value)
 
 
 @torch.no_grad()
