@@ -2,7 +2,7 @@
 
     python benchmarks/evaluation_throughput.py --slice builds          # compile only: any machine with nvcc
     python benchmarks/evaluation_throughput.py --slice cpu             # the CPU path
-    python benchmarks/evaluation_throughput.py --slice prepare         # once per task: facts and stock options
+    python benchmarks/evaluation_throughput.py --slice prepare         # what is done once per task
     python benchmarks/evaluation_throughput.py --slice compare         # 20 programs, ours and KernelBench's
     python benchmarks/evaluation_throughput.py --slice hundred         # 100 programs, ours
     python benchmarks/evaluation_throughput.py --slice workers         # 1 to 16 cores

@@ -21,7 +21,7 @@ from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task
 from tests.evaluation.conftest import HEAD, program
-from tests.evaluation.test_defences import INTO_THE_BUFFER
+from tests.evaluation.test_defences import INTO_THE_BUFFER, SLOW
 from tests.evaluation.test_evaluator import FRAGILE, GREEDY
 from tests.gpu.test_evaluation_gpu import HONEST, KERNEL, MANIFEST, SOURCE, facts, python, show
 
@@ -62,18 +62,6 @@ class ModelNew(nn.Module):
         given.copy_(x)
         graph.replay()
         return result.clone()
-"""
-
-SLOW = """
-import time
-class Model(nn.Module):
-    def forward(self, x):
-        time.sleep(0.03)
-        return torch.relu(x)
-def get_inputs():
-    return [torch.randn(256, 64)]
-def get_init_inputs():
-    return []
 """
 
 CASES = """
@@ -120,7 +108,7 @@ def test_launchers_that_a_graph_captured_once_are_no_kernels_for_show(tmp_path: 
 def test_what_a_thread_writes_after_the_export_is_not_judged(tmp_path: Path) -> None:
     """The answer comes into the shared device buffer after the export, before the reference's is known."""
     settings = ALONE.model_copy(update={"late_share": 0.0, "held_outputs": 0})
-    with opened(HEAD + SLOW, tmp_path, settings) as evaluator:
+    with opened(SLOW.source, tmp_path, settings) as evaluator:
         evaluation = evaluator.evaluate(program(INTO_THE_BUFFER))
     show(evaluation)
     assert evaluation.status == "wrong_output", evaluation.message

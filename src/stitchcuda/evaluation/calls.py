@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stitchcuda.evaluation.runner_client import Failure
-from stitchcuda.evaluation.schedule import case_at, chosen_for_each, follows, related
+from stitchcuda.evaluation.schedule import RELATED, case_at, chosen_for_each, follows, related
 from stitchcuda.evaluation.session import KEPT_BYTES, Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.timing import Sample, TimingPlan
@@ -23,10 +23,7 @@ if TYPE_CHECKING:
 Check = Callable[[dict[str, Any], bool], None]
 """Takes the oracle's verdict on a call of a Program, and whether it was checked in full; raises Failure to end."""
 
-VARIED = ("signed", "permuted", "probe")
-RELATED = ("permuted", "probe")
-"""Those made from the inputs of the call before, which a Program may notice: they say nothing of what it launches."""
-
+VARIED = ("signed", *RELATED)
 VARIED_SHARE = 0.25
 """Share of the timed calls whose inputs are not drawn as the Task draws them: with random signs, in which low precision
 shows, or those of the call before in another order or but for a few elements; beside one of each that every batch has.
@@ -126,6 +123,7 @@ class Calls:
                     timed=timed,
                     reuse=reuse,
                     pause=pause,
+                    # Whoever notices a call made from the one before may launch there what is for show.
                     count=timed and not pause and family not in RELATED,
                     ordered=ordered,
                 )

@@ -14,17 +14,14 @@ from typing import Any, Literal
 
 import torch
 
+from stitchcuda.evaluation.schedule import RELATED
+
 Family = Literal["signed", "offset", "spikes", "sparse", "permuted", "probe"]
 
 VALUES: tuple[Family, ...] = ("signed", "offset", "spikes", "sparse")
 """Families that change the values of real inputs, from fresh draws of the Task's own."""
 
-RELATED: tuple[Family, ...] = ("permuted", "probe")
-"""Families made from the inputs of the call before: the same rows in another order, and the same but for a few
-elements.
-A cache keyed on sums, samples or addresses of its input answers them with the call before's output."""
-
-FAMILIES = VALUES + RELATED
+FAMILIES: tuple[Family, ...] = (*VALUES, *RELATED)
 
 Nature = Literal["real", "values", "rows", "fixed"]
 """What may be done to an input: 'real' takes any values; 'values' only those that occur in it already (integers,

@@ -6,6 +6,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from typing import Final
+
+RELATED: Final = ("permuted", "probe")
+"""Families of inputs made from those of the call before: the same rows in another order, and the same but for a few
+elements. A cache keyed on sums, samples or addresses of its input answers them with the call before's output."""
 
 
 class Strata:

@@ -14,7 +14,6 @@ from stitchcuda.evaluation import compare, layout
 from stitchcuda.evaluation.expectation import Expectation, Result, derive
 from stitchcuda.evaluation.families import (
     FAMILIES,
-    RELATED,
     VALUES,
     Family,
     Input,
@@ -25,6 +24,7 @@ from stitchcuda.evaluation.families import (
     plant,
 )
 from stitchcuda.evaluation.judging import Judge, Round
+from stitchcuda.evaluation.schedule import RELATED
 
 MAGNITUDES = (30.0, 1e3, 1e5)
 """Standard deviations by which the probe moves elements: the first that the reference's outputs show well."""

@@ -22,6 +22,7 @@ _WAITS = words("synchronize query cpu item tolist numpy elapsed_time nonzero")
 """Methods whose call ends when the device's work has, or says whether it has."""
 _JOINS = frozenset({"wait_stream", "wait_event", "wait"})
 _FOREIGN_JOINS = re.compile(r"cu(da)?(Stream|Event|Ctx|Device)(WaitEvent|Synchronize|Query)")
+_FOREIGN_GRAPH = re.compile(r"\bcu(da)?GraphLaunch\b")
 _COPIES = frozenset({"copy_", "_foreach_copy_", "memcpy", "cudaMemcpyAsync", "make_graphed_callables"})
 _LIMITS = frozenset({"cuCtxSetLimit", "cudaDeviceSetLimit"})
 PERSISTING_L2 = 6
@@ -44,7 +45,7 @@ def _streams(view: View) -> Iterator[Hit]:
     foreign = next((call for call in calls if called_name(call).startswith(_FOREIGN)), None)
     # A graph is captured on a stream of its own and replayed on the caller's; native code may join what it is given.
     unsure = view.graphs or _native(view) or "cuda_stream" in view.attributes
-    unsure = unsure or any(re.search(r"\bcu(da)?GraphLaunch\b", text) for text in _texts(view))
+    unsure = unsure or any(_FOREIGN_GRAPH.search(text) for text in _texts(view))
     own = made is not None and bool(view.names.resolve(made.func) & _OWN) and entered
     for call, sure in ((made, own), (foreign, foreign is not None and _never_waits(view, foreign))):
         if call is not None:
