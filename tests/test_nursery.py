@@ -82,6 +82,31 @@ def test_an_exit_code_is_told_once_the_process_has_ended() -> None:
     runner.close()
 
 
+def test_there_is_one_for_each_set_of_cores() -> None:
+    every = os.sched_getaffinity(0)
+    if len(every) < 2:
+        pytest.skip("this machine lets the process run on one core")
+    first = start()
+    os.sched_setaffinity(0, {min(every)})
+    try:
+        second = start()
+    finally:
+        os.sched_setaffinity(0, every)
+    assert os.sched_getaffinity(second.process.pid) == {min(every)}
+    assert os.sched_getaffinity(first.process.pid) == every
+    assert parent(first.process.pid) != parent(second.process.pid)
+    first.close()
+    second.close()
+
+
+def test_gpu_processes_are_forked_unless_it_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(nursery.FORKS_CUDA, raising=False)
+    assert nursery.forks("cuda")
+    monkeypatch.setenv(nursery.FORKS_CUDA, "0")
+    assert not nursery.forks("cuda")
+    assert nursery.forks("cpu")
+
+
 def test_a_dead_nursery_is_replaced_and_its_runners_can_still_be_closed() -> None:
     runner = start()
     os.kill(parent(runner.process.pid), signal.SIGKILL)

@@ -1,6 +1,6 @@
 """Starts processes that need torch in milliseconds: one process imports it, and others are forked from that instead of
 importing it anew. It never runs a Program or a Task, holds no secret and reads nobody's settings: those go from the
-parent straight to the fork. Meant for cpu: a process that uses a GPU must open the device itself.
+parent straight to the fork. It never opens a GPU's driver, which does not survive a fork: each fork opens it itself.
 
 The parent's end is ``start_confined`` and ``start_module``, each with a process of its own to fork from; the rest is
 that process itself, which needs torch and the standard library.
@@ -47,7 +47,7 @@ KEPT_PREFIXES = ("GOMP_", "KMP_", "MALLOC_", "GLIBC_")
 KEPT_BY_TRUSTED = (*KEPT_PREFIXES, "TORCH_", "PYTORCH_", "ATEN_", "DNNL_", "ONEDNN_", "MKL_")
 """What a Program's environment is scrubbed of, and the reference's is not."""
 FORKS_CUDA = "STITCHCUDA_FORK_CUDA"
-"""Set to 1, processes that use a GPU are forked too: they start without importing torch, a few seconds earlier."""
+"""Set to 0, processes that use a GPU import torch themselves, each a few seconds later than a fork has it."""
 PRELOADED = ("stitchcuda.evaluation.oracle", "stitchcuda.task.probe")
 """Modules that trusted forks are most likely to run."""
 
@@ -168,12 +168,13 @@ class Nursery:
         self.process.wait()
 
 
-_nurseries: dict[tuple[Role, frozenset[tuple[str, str]]], Nursery] = {}
+_nurseries: dict[tuple[Role, frozenset[tuple[str, str]], frozenset[int]], Nursery] = {}
 _guard = threading.Lock()
 
 
 def nursery(role: Role) -> Nursery:
-    """This process's nursery for a role and the environment as it is now, started where there is none.
+    """This process's nursery for a role, and for the environment and the cores as they are now, started where there is
+    none: torch counts its threads when it is loaded.
 
     Raises OSError when no process can be started.
     """
@@ -182,7 +183,7 @@ def nursery(role: Role) -> Nursery:
     if role == "trusted":
         # These mostly wait while a confined one is timed: spinning threads would take its cores.
         kept["OMP_WAIT_POLICY"] = "passive"
-    key = role, frozenset(kept.items())
+    key = role, frozenset(kept.items()), frozenset(os.sched_getaffinity(0))
     with _guard:
         if not _nurseries:
             atexit.register(_close_all)
@@ -194,7 +195,7 @@ def nursery(role: Role) -> Nursery:
 
 def forks(kind: str) -> bool:
     """Whether processes for a kind of device are forked here."""
-    return kind == "cpu" or os.environ.get(FORKS_CUDA) == "1"
+    return kind == "cpu" or os.environ.get(FORKS_CUDA) != "0"
 
 
 def expect() -> None:

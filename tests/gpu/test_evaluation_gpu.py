@@ -211,10 +211,10 @@ def test_answers_kept_by_address_are_not_blamed_on_streams(evaluator: Evaluator)
     assert not evaluation.message.startswith("on the caller's stream")
 
 
-def test_forked_processes_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(FORKS_CUDA, "1")
+def test_processes_that_import_torch_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FORKS_CUDA, "0")
     device = detect("cuda")
-    task = Task(name="forked", origin="test", source=SOURCE, target=device.target)
+    task = Task(name="imported", origin="test", source=SOURCE, target=device.target)
     settings = EvaluationSettings(static_rules=False, baselines=False)
     with Evaluator(task, facts(task), device, cache=tmp_path, settings=settings) as opened:
         for body, status in ((HONEST, "correct"), ("return torch.zeros_like(self.linear(x))", "wrong_output")):

@@ -57,7 +57,7 @@ def open_session(
     cache = data_folder()
     device = detect(cast('Literal["auto", "cuda", "cpu"]', target))
     task = load_task(reference, target=device.target, root=root, precision=cast("Precision | None", precision))
-    if task.target.kind == "cpu":
+    if nursery.forks(task.target.kind):
         nursery.expect()
     facts = inspect_task(task)
     device = device.model_copy(update={"ceilings": measure(device, cache)})

@@ -164,7 +164,7 @@ class Executor:
 
         key = f"{task.digest} {task.search_path}"
         if key not in self._facts:
-            if task.target.kind == "cpu":
+            if nursery.forks(task.target.kind):
                 nursery.expect()
             self._facts[key] = inspect_task(task)
             if len(self._facts) > KNOWN_FACTS:

@@ -86,7 +86,7 @@ def _run_probe(task: Task, request: Path, answer: Path, log: Path, limit: int, t
     module, arguments = "stitchcuda.task.probe", [str(request), str(answer)]
     with log.open("wb") as sink:
         forked = None
-        if task.target.kind == "cpu":
+        if nursery.forks(task.target.kind):
             forked = nursery.start_module(module, arguments, output=sink.fileno(), limits=limits, from_here=True)
         process: nursery.Process = forked or subprocess.Popen(
             [sys.executable, "-m", module, *arguments],

@@ -81,7 +81,7 @@ class LocalBench:
         from stitchcuda import nursery
         from stitchcuda.task.inspect import inspect_task
 
-        if task.target.kind == "cpu":
+        if nursery.forks(task.target.kind):
             nursery.expect()
         return inspect_task(task)
 
