@@ -61,8 +61,10 @@ PROGRAMS = {
 
 
 def device_mib() -> int:
-    """Memory in use on the first GPU, MiB; 0 where there is none."""
+    """Memory in use on the first GPU that this process sees, MiB; 0 where there is none."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    if first := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip():
+        query.append(f"--id={first}")
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
         return int(done.stdout.split()[0])

@@ -50,7 +50,7 @@ def interpret(task: Task, result: dict[str, Any], limit: int) -> TaskFacts:
 
 def available_bytes(kind: str) -> int:
     """Memory a Task may use: on cpu what the system and the process's cgroup still give, on cuda the device's free
-    bytes as nvidia-smi tells them (falling back to no limit)."""
+    bytes as nvidia-smi tells them (of the first that this process sees; falling back to no limit)."""
     if kind == "cuda":
         return _free_device_bytes()
     with open("/proc/meminfo", encoding="ascii") as file:
@@ -67,6 +67,8 @@ def available_bytes(kind: str) -> int:
 
 def _free_device_bytes() -> int:
     command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if first := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip():
+        command.append(f"--id={first}")
     try:
         out = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
         return int(out.splitlines()[0]) * 2**20
