@@ -95,6 +95,31 @@ def test_a_shortage_of_memory_is_forgotten_with_the_nonce(monkeypatch: pytest.Mo
     assert checked.check(full=True)["reference"] == "fp64"
 
 
+def test_how_noise_moves_a_family_is_measured_under_one_nonce_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked, noisy = Checked(monkeypatch), []
+    real = Expectation.noisy
+
+    def count(expectation: Expectation, *arguments: Any) -> Any:
+        noisy.append(arguments)
+        return real(expectation, *arguments)
+
+    monkeypatch.setattr(Expectation, "noisy", count)
+    assert checked.check("spikes", "spikes", full=True)["ok"]
+    assert len(noisy) == 1
+    first = checked.judge
+    checked.expectation.renew(b"another")
+    checked.judge = Judge(checked.expectation, TOLERANCES["fp32"].model_dump(), first.conditions)
+    assert checked.check("spikes", "spikes", full=True)["ok"]
+    assert not checked.check("spikes", "spikes", full=True, error=1e-2)["ok"]
+    assert len(noisy) == 1
+    key = ("None+spikes", "0")
+    own = checked.judge.scales[key] / first.scales[key]
+    budgets = [judge.budgets[key].max_abs for judge in (first, checked.judge)]
+    assert budgets[1] == pytest.approx(budgets[0] * own, rel=0.5), "in proportion to the elements of this nonce"
+    checked.check(full=True)
+    assert len(noisy) == 2, "the Task's own inputs are measured under each"
+
+
 def test_timed_checks_try_no_trivial_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     monkeypatch.setattr(Judge, "_discriminates", lambda self, key, names, truth: tried.append(key))

@@ -15,7 +15,7 @@ from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.schedule import RELATED, case_at, chosen_for_each, follows, related
 from stitchcuda.evaluation.session import KEPT_BYTES, Session
 from stitchcuda.evaluation.settings import EvaluationSettings
-from stitchcuda.evaluation.timing import Sample, TimingPlan
+from stitchcuda.evaluation.timing import PAUSED_CALLS, Sample, TimingPlan
 
 if TYPE_CHECKING:
     from stitchcuda.evaluation.evaluator import Evaluator
@@ -253,9 +253,12 @@ class Calls:
         return min(1, most) if first else 0
 
     def screen_plan(self) -> TimingPlan:
-        """How many timed calls the screen tier makes."""
+        """How many timed calls the screen tier makes; on cuda, with defences, some of them come after a pause and do
+        not count."""
         s = self.settings
-        return TimingPlan(calls=s.screen_calls, least=s.screen_min_calls, seconds=s.screen_seconds)
+        apart = PAUSED_CALLS if s.defences and self.evaluator.kind == "cuda" else 0
+        calls = max(s.screen_calls - apart, min(s.screen_calls, s.screen_min_calls))
+        return TimingPlan(calls=calls, least=s.screen_min_calls, seconds=s.screen_seconds)
 
     def time(
         self,

@@ -77,6 +77,8 @@ class Evaluator:
         """Whether other Evaluators use the device in between, through the same gate"""
         self.expects: Callable[[], bool] = lambda: True
         """Whether another Program of the Task is likely to come next, for which a process is worth starting"""
+        self.exchanges: dict[str, tuple[float, float]] = {}
+        """By input case, what an exchange costs without a Program, where that is asked once: see ``Session.control``"""
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()

@@ -5,7 +5,7 @@ deserves. How far two tensors are apart is in ``compare``; where the reference's
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -95,16 +95,28 @@ def updated(got: torch.Tensor | None, before: torch.Tensor, after: torch.Tensor)
 
 
 class Judge:
-    """What is right under one nonce."""
+    """What is right under one nonce.
 
-    def __init__(self, expectation: Expectation, tolerance: dict[str, float]) -> None:
+    ``conditions``: how far noise moved the outputs under earlier nonces, by key and name. On families of inputs that is
+    the Task's own and need not be measured for every nonce. Kept up to date here.
+    """
+
+    def __init__(
+        self,
+        expectation: Expectation,
+        tolerance: dict[str, float],
+        conditions: dict[tuple[str, str], Distance] | None = None,
+    ) -> None:
         self.expectation, self.tolerance = expectation, tolerance
+        self.conditions = {} if conditions is None else conditions
         floors = {
             name: max(tolerance[name], min(LOOSE * tolerance[name], LOOSEST)) for name in ("floor", "element_floor")
         }
         self.loose = tolerance | floors
         self.budgets: dict[tuple[str, str], Budget] = {}
         self.moved: dict[tuple[str, str], Distance] = {}
+        self.remembered: set[tuple[str, str]] = set()
+        """Whose distances are those of an earlier nonce"""
         self.scales: dict[tuple[str, str], float] = {}
         """Largest magnitudes that the budgets' elements are meant for."""
         self.drawn: dict[str, list[list[Statistics]]] = {}
@@ -252,6 +264,9 @@ class Judge:
         """The budget of one output, given eager's ``own`` distance from fp64; kept for checks against eager."""
         key = this.key
         moved = self.moved.get((key, name), compare.ZERO)
+        if (key, name) in self.remembered and moved.scale:
+            # Elements are larger or smaller under this nonce.
+            moved = replace(moved, max_abs=moved.max_abs * own.scale / moved.scale)
         if near.is_floating_point() or near.is_complex():
             allowed = compare.budget(self.tolerance if this.strict else self.loose, own, moved)
         else:
@@ -329,13 +344,29 @@ class Judge:
         """
         if (this.key, "") not in self.moved:
             self.moved[(this.key, "")] = compare.ZERO
-            self._move(this, names, eager, draw=0)
+            if not self._remember(this, names, eager):
+                self._move(this, names, eager, draw=0)
         if self.amplified(this.key):
             for draw in range(1, NOISE_DRAWS):
                 self._move(this, names, eager, draw)
 
+    def _remember(self, this: Round, names: list[str], eager: list[Any]) -> bool:
+        """Take how far noise moves the outputs on a family from an earlier nonce, if that is known."""
+        keys = [(this.key, name) for name in names]
+        if not this.family or any(key not in self.conditions for key in keys):
+            return False
+        self.moved |= {key: self.conditions[key] for key in keys}
+        self.remembered.update(keys)
+        self.discrete.update(
+            name
+            for name, near in zip(names, eager, strict=True)
+            if not near.is_floating_point() and not near.is_complex()
+        )
+        return True
+
     def _move(self, this: Round, names: list[str], eager: list[Any], draw: int) -> None:
         outputs, after = self.expectation.noisy(this.inputs, this.seed, self.tolerance["noise"], draw)
+        self.remembered.difference_update([(this.key, name) for name in names])
         leaves = output_leaves(outputs)
         leaves += [after[name.removeprefix("state:")] for name in names if name.startswith("state:")]
         for name, near, other in zip(names, eager, leaves, strict=False):
@@ -344,7 +375,9 @@ class Judge:
             if near.shape == other.shape:
                 moved = compare.distance(other, near)
                 before = self.moved.get((this.key, name), compare.ZERO)
-                self.moved[(this.key, name)] = max(before, moved, key=lambda d: d.relative)
+                self.moved[(this.key, name)] = self.conditions[(this.key, name)] = max(
+                    before, moved, key=lambda d: d.relative
+                )
 
     def _discriminates(self, key: str, names: list[str], truth: list[torch.Tensor]) -> None:
         """Label tasks whose budget a trivial answer would meet: zeros, the mean, another call's output."""

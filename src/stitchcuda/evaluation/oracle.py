@@ -18,6 +18,7 @@ import torch
 
 from stitchcuda.evaluation import battery, buffers, compare, diagnosis, layout, wire
 from stitchcuda.evaluation.channel import receive, send
+from stitchcuda.evaluation.compare import Distance
 from stitchcuda.evaluation.expectation import Expectation, derive
 from stitchcuda.evaluation.exported import UNREADABLE, Session
 from stitchcuda.evaluation.families import FAMILIES
@@ -67,7 +68,8 @@ class Oracle:
         self.expectation = Expectation(task, m["training"], m["stochastic"], m["seedable"])
         self.expectation.observe()
         self.tolerance = m["tolerance"]
-        self.judge = Judge(self.expectation, self.tolerance)
+        self.conditions: dict[tuple[str, str], Distance] = {}
+        self.judge = Judge(self.expectation, self.tolerance, self.conditions)
         self.variety = Variety(self.expectation, task.source)
         self.battery_file = Path(m["battery"]) if m.get("battery") else None
         self.cases: list[str | None] = [*self.expectation.reference.cases()] or [None]
@@ -133,7 +135,7 @@ class Oracle:
         self.nonce = bytes.fromhex(m["nonce"])
         self.expectation.baseline_precision()
         self.expectation.renew(self.nonce)
-        self.judge = Judge(self.expectation, self.tolerance)
+        self.judge = Judge(self.expectation, self.tolerance, self.conditions)
         self.variety.renew()
         self.weights, self.reweighed = None, 0
         self.rounds.clear()

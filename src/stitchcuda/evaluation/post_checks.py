@@ -18,6 +18,7 @@ from stitchcuda.evaluation.model import Finding, Layer
 from stitchcuda.evaluation.runner_client import Failure
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.timing import (
+    PAUSED_CALLS,
     Sample,
     TimingPlan,
     clock_finding,
@@ -35,9 +36,6 @@ CLOCK_ATTEMPTS = 3
 
 DISTURBED_S = 0.2
 """Seconds between the later of them: other load comes and goes."""
-
-PAUSED_CALLS = 3
-"""Calls after a pause, and as many at once, that are compared."""
 
 LEAST_PAUSE_S = 0.03
 """Seconds; thread pools have stopped spinning after half of it."""
@@ -159,7 +157,7 @@ def _without_program(trial: Trial) -> Session | None:
     trial.opened.append(session)
     try:
         session.open()
-        session.control()
+        session.control(anew=True)
     except (Failure, InfrastructureError):
         trial.evaluator.close_all([session])
         return None

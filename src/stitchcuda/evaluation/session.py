@@ -257,9 +257,16 @@ class Session:
         self.live.ask(Op.STATE, timeout_s=self.settings.load_timeout_s)
         self.samples = []
 
-    def control(self) -> None:
+    def control(self, *, anew: bool = False) -> None:
         """Exchanges as for a call of each input case, but without a Program, which is not there yet: what its clock is
-        gated by. The first of each does not count, since it does everything for the first time."""
+        gated by. The first of each does not count, since it does everything for the first time.
+
+        On cuda those of the Task's first process are enough, unless they are wanted ``anew``: where they accuse a
+        Program, a new process is asked before anybody believes it (see ``post_checks``).
+        """
+        if self.evaluator.exchanges and not anew:
+            self.costs = dict(self.evaluator.exchanges)
+            return
         # What these cost beside others' work is more than what they cost alone, as timed calls are.
         alone = self.evaluator.gate.hold("clock") if self.evaluator.crowded else contextlib.nullcontext()
         with alone:
@@ -268,6 +275,8 @@ class Session:
                     self.exchange_without_program(case)
                 del self.controls[str(case)][0]
         self.costs = self.cost_without_program()
+        if self.kind == "cuda" and not self.evaluator.exchanges:
+            self.evaluator.exchanges.update(self.costs)
 
     def drawn(self, what: str, share: float) -> bool:
         """Whether the next call gets something that a share of this session's calls get."""

@@ -104,7 +104,7 @@ class EvaluationSettings(BaseModel):
     )
     sanitizer: bool = Field(default=True, description="publish: run the Program under its target's sanitizers too")
     sanitizer_seconds: float = Field(
-        default=30.0, gt=0, description="each step of that (a build, loading, a call), on cuda for all tools; seconds"
+        default=30.0, gt=0, description="each step of that (a build, loading, a call), on cuda of all tools; seconds"
     )
     static_rules: bool = Field(default=True, description="read the sources, too; off to see what the other layers see")
     defences: bool = Field(

@@ -12,6 +12,9 @@ from stitchcuda.evaluation.model import Finding, Timing
 RESAMPLES = 1000
 """Of the bootstrap."""
 
+PAUSED_CALLS = 3
+"""Calls after a pause, and as many at once, that are compared."""
+
 BUSY = 0.01
 """Cores; a process that waits uses none, and thread pools have stopped spinning long before."""
 
