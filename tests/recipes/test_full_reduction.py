@@ -97,7 +97,7 @@ def test_long_sums_stay_as_accurate_as_short_ones_and_are_the_same_each_time(cac
 
 def test_one_pass_over_a_matrix_divides_once_for_a_pack(tmp_path: Path) -> None:
     task = make_task(model_source("return torch.mean(torch.clamp(1 - a * b, min=0))", [(96, 1028), (1028,)]), "cuda")
-    _, gains = rewrite(task, gpu(), [recipe.name for recipe in all_recipes()])
+    _, gains = rewrite(task, gpu(), [recipe.name for recipe in all_recipes() if not recipe.last_resort])
     assert [gain.recipe for gain in gains if gain.recipe != "cuda_graph"] == ["full_reduction"]
     (text,) = [text for path, text in written(task, RECIPES).files.items() if path.endswith(".cu")]
     assert "own::Pack<float, 4>" in text

@@ -159,6 +159,23 @@ def test_on_cuda_each_shape_of_input_cases_gets_a_graph_of_its_own() -> None:
     assert idea.name == "host only"
 
 
+def test_where_a_graph_would_only_copy_a_lone_operator_gets_a_kernel() -> None:
+    task = make_task(model_source("return torch.relu(a)", [(4096, 32768)]), "cuda")
+    (idea,) = plan_for(task, gap=1e-6).ideas
+    assert (idea.name, idea.steps[0].recipes[0]) == ("kernels only", "lone_pointwise")
+    assert "cuda_graph: 1 places, -" in idea.rationale
+    program = mind().coder.code(code_request(task, idea))
+    assert "_Graph" not in program.files["program.py"]
+    assert program.manifest is not None
+    assert len(program.manifest.launchers) == 1
+
+
+def test_where_nothing_but_a_graph_is_left_it_is_tried() -> None:
+    task = make_task(model_source("return F.max_pool2d(a, 2)", [(64, 64, 512, 512)]), "cuda")
+    (idea,) = plan_for(task, gap=1e-6).ideas
+    assert idea.name == "host only"
+
+
 def test_an_unreadable_program_on_cuda_may_still_be_captured_whole() -> None:
     task = make_task(model_source("if a.sum() > 0:\n    return a * 2\nreturn a", [(4,)]), "cuda")
     plan = plan_for(task)

@@ -315,6 +315,8 @@ class Recipe(ABC):
     """For the Planner: what it does, as a to-do."""
     severable: ClassVar[bool] = False
     """Leaves out single launchers that ``Rewriter.disabled`` names; else it is left out as a whole."""
+    last_resort: ClassVar[bool] = False
+    """Gains nothing, and is tried only where everything else loses."""
 
     @abstractmethod
     def apply(self, rewriter: Rewriter) -> None:

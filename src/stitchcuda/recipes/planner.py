@@ -91,12 +91,14 @@ class RecipePlanner:
         return Plan(summary=f"Host orchestration alone: {reason}", bottleneck=bottleneck, ideas=[idea])
 
 
-def survey_recipes(task: Task, device: Device) -> Survey:
-    """Apply all recipes to a copy of the task's graph. Raises CaptureError when it cannot be read."""
+def survey_recipes(task: Task, device: Device, *, last_resort: bool = False) -> Survey:
+    """Apply all recipes, or those of the ``last_resort``, to a copy of the task's graph. Raises CaptureError when it
+    cannot be read."""
     from stitchcuda.recipes.registry import all_recipes
     from stitchcuda.recipes.write import rewrite
 
-    rewriter, gains = rewrite(task, device, [recipe.name for recipe in all_recipes()])
+    names = [recipe.name for recipe in all_recipes() if recipe.last_resort == last_resort]
+    rewriter, gains = rewrite(task, device, names)
     by_recipe: dict[str, list[Gain]] = {}
     for recipe in all_recipes():
         mine = [gain for gain in gains if gain.recipe == recipe.name]
@@ -112,6 +114,12 @@ def _ideas(survey: Survey, request: PlanRequest) -> list[Idea]:
     everything = f"{request.profile.bottleneck}: {request.profile.evidence}"
     if not kernels:
         step = _host_step(survey, host, request, 0.0)
+        if step.predicted_gain < 1:
+            lone = survey_recipes(request.task, request.device, last_resort=True)
+            if lone.gains:
+                step = _kernel_step(lone, list(lone.gains), request)
+                why = f"no rewrite saves anything ({_evidence(survey, host)}); kernels of its own lose nothing"
+                return [Idea(name="kernels only", rationale=why, steps=[step])]
         return [Idea(name="host only", rationale=_evidence(survey, host), steps=[step])]
     saved = sum(gain.seconds for name in kernels for gain in survey.gains[name])
     alone = _kernel_step(survey, kernels, request)
