@@ -17,9 +17,10 @@ import contextlib
 import statistics
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -27,6 +28,8 @@ from provenance import gpu_provenance, write_json, write_text
 
 from stitchcuda.evaluation.evaluator import Evaluator
 from stitchcuda.evaluation.model import Evaluation, Tier
+from stitchcuda.evaluation.oracle_client import OracleClient
+from stitchcuda.evaluation.runner_client import RunnerClient
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
@@ -35,6 +38,9 @@ from stitchcuda.task.model import Task, TaskFacts
 RESULTS = Path(__file__).parent / "results"
 ROW = 3
 """Evaluations in a row that count."""
+
+MOST_COMMANDS = 14
+"""In each table of them."""
 
 LIMIT = 0.60
 """Added to the time of a screen, as a share of it."""
@@ -111,6 +117,39 @@ def settings(defended: bool) -> EvaluationSettings:
     )
 
 
+class Commands:
+    """Seconds and numbers of what the supervisor asks of the oracle and of runners while it is switched on, by name;
+    what is asked of both at once counts twice."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.spent: dict[str, list[float]] = {}
+        self._guard = threading.Lock()
+        self._watch(OracleClient, "oracle")
+        self._watch(RunnerClient, "runner")
+
+    def _watch(self, cls: Any, whose: str) -> None:
+        real = cls.ask
+
+        def ask(client: Any, op: Any, *arguments: Any, **fields: Any) -> Any:
+            began = time.perf_counter()
+            try:
+                return real(client, op, *arguments, **fields)
+            finally:
+                if self.on:
+                    name = f"{whose} {getattr(op, 'name', op).lower()}"
+                    with self._guard:
+                        self.spent.setdefault(name, []).append(time.perf_counter() - began)
+
+        cls.ask = ask
+
+    def take(self) -> dict[str, dict[str, float]]:
+        """Calls and seconds of each, the longest first; what was counted is forgotten."""
+        told = {name: {"calls": len(each), "seconds": sum(each)} for name, each in self.spent.items()}
+        self.spent = {}
+        return dict(sorted(told.items(), key=lambda item: -item[1]["seconds"]))
+
+
 def timed(evaluator: Evaluator, program: Program, tier: Tier) -> tuple[float, Evaluation]:
     """Wall seconds of one evaluation."""
     began = time.perf_counter()
@@ -127,10 +166,21 @@ def middle(taken: list[tuple[float, dict[str, float]]]) -> tuple[float, dict[str
     return median, min(taken, key=lambda each: abs(each[0] - median))[1]
 
 
+def counted(commands: Commands, evaluator: Evaluator, program: Program) -> dict[str, dict[str, float]]:
+    """What one more screen asks for."""
+    commands.on = True
+    try:
+        timed(evaluator, program, "screen")
+    finally:
+        commands.on = False
+    return commands.take()
+
+
 def measure(kind: str, rows: int) -> list[dict[str, object]]:
     """One entry a task: medians over so many ``rows`` of screens, plain and defended rows in turn."""
     found: list[dict[str, object]] = []
     device = detect(kind)  # type: ignore[arg-type]
+    commands = Commands()
     for name, (task, program) in programs(kind).items():
         facts = TaskFacts(
             inputs=[],
@@ -155,6 +205,7 @@ def measure(kind: str, rows: int) -> list[dict[str, object]]:
                     for _ in range(ROW):
                         spent, evaluation = timed(evaluator, program, "screen")
                         taken[defended].append((spent, evaluation.seconds))
+            asked = {way: counted(commands, evaluator, program) for way, evaluator in both.items()}
             both[True].settings = settings(True).model_copy(update={"baselines": True})
             publish, published = timed(both[True], program, "publish")
             (plain, plain_stages), (defended_s, stages) = middle(taken[False]), middle(taken[True])
@@ -169,6 +220,8 @@ def measure(kind: str, rows: int) -> list[dict[str, object]]:
                     "sanitizer": published.provenance.get("sanitizer"),
                     "plain_stages": plain_stages,
                     "stages": stages,
+                    "plain_commands": asked[False],
+                    "commands": asked[True],
                     "evaluations": len(taken[True]),
                 }
             )
@@ -194,7 +247,17 @@ def render(record: dict[str, object], rows: list[dict[str, object]]) -> str:
             f"{row['defended_seconds']:.2f} ({_start(row, 'stages')}) | "
             f"{100 * float(str(row['overhead'])):.0f} % | {row['publish_seconds']:.1f} |"
         )
+    for row in rows:
+        lines += ["", f"What the supervisor asks for in one screen of `{row['task']}`: calls, seconds.", ""]
+        lines += ["| command | correctness and timing | with defences |", "|---|---:|---:|"]
+        plain, defended = (cast("dict[str, dict[str, float]]", row[key]) for key in ("plain_commands", "commands"))
+        for name in [*defended, *(plain.keys() - defended.keys())][:MOST_COMMANDS]:
+            lines.append(f"| {name} | {_told(plain.get(name))} | {_told(defended.get(name))} |")
     return "\n".join(lines) + "\n"
+
+
+def _told(asked: dict[str, float] | None) -> str:
+    return f"{asked['calls']:.0f}, {asked['seconds']:.3f}" if asked else ""
 
 
 def _start(row: dict[str, Any], stages: str) -> str:
