@@ -58,6 +58,8 @@ class Session:
         """Whether processes that have come since are looked for every time."""
         self.told: dict[str, str] = {}
         self.processes = 0
+        self.exported = 0.0
+        """When the outputs of the last call were out, by time.monotonic()"""
         self.rested = (-1, 0.0)
         """Commands and processor time up to the end of the last exchange"""
         self.deep: Counter[str] = Counter()
@@ -335,6 +337,7 @@ class Session:
             ordered=ordered,
             checked=not (timed and self.subject.trusted),
         )
+        self.exported = time.monotonic()
         self.held += hold
         self.calls += 1
         if not self.subject.trusted:
@@ -363,7 +366,7 @@ class Session:
 
     def look_again(self, call: int) -> str:
         """Read the last outputs once more after a while; in a sentence, how they have changed since."""
-        time.sleep(self.settings.late_seconds)
+        time.sleep(max(0.0, self.exported + self.settings.late_seconds - time.monotonic()))
         self.live.ask(Op.EXPORT, timeout_s=self.settings.load_timeout_s, call=call)
         verdict = self.oracle.ask("recheck", session=self.number)
         return str(verdict["message"])
