@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import time
+import venv
 from pathlib import Path
 
 import pytest
+import torch
 
 from stitchcuda import nursery
 from stitchcuda.evaluation import sandbox, wire
@@ -105,6 +107,42 @@ def test_gpu_processes_are_forked_unless_it_is_switched_off(monkeypatch: pytest.
     monkeypatch.setenv(nursery.FORKS_CUDA, "0")
     assert not nursery.forks("cuda")
     assert nursery.forks("cpu")
+
+
+STARTS_A_PROBE = """
+import os, stitchcuda.nursery as nursery
+reading, writing = os.pipe()
+process = nursery.start_module("stitchcuda.task.probe", ["/nowhere/task.json", "/nowhere/facts.json"], output=writing)
+assert process is not None, "not forked"
+assert process.wait(60) == 1
+os.close(writing)
+print(os.fdopen(reading).read())
+"""
+
+
+def test_packages_that_only_the_search_path_shows_are_found(tmp_path: Path) -> None:
+    """As on a machine whose Python is not to be written to, with all but torch in a folder on PYTHONPATH."""
+    apart = ("pydantic", "annotated_types", "typing_inspection")
+    packages, own = tmp_path / "packages", tmp_path / "own"
+    for folder in (packages, own):
+        folder.mkdir()
+    for path in Path(torch.__file__).parents[1].iterdir():
+        if path.suffix != ".pth" and path.name != "__pycache__" and not path.name.startswith("__editable__"):
+            ((own if path.name.startswith(apart) else packages) / path.name).symlink_to(path)
+    venv.create(tmp_path / "python", with_pip=False)
+    site = next((tmp_path / "python").glob("lib/python*/site-packages"))
+    (site / "packages.pth").write_text(f"{packages}\n")
+    source = Path(nursery.__file__).parents[1]
+    done = subprocess.run(
+        [tmp_path / "python" / "bin" / "python", "-c", STARTS_A_PROBE],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": f"{source}:{own}"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "/nowhere/task.json" in done.stdout
 
 
 def test_a_dead_nursery_is_replaced_and_its_runners_can_still_be_closed() -> None:

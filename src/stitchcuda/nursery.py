@@ -50,6 +50,8 @@ FORKS_CUDA = "STITCHCUDA_FORK_CUDA"
 """Set to 0, processes that use a GPU import torch themselves, each a few seconds later than a fork has it."""
 PRELOADED = ("stitchcuda.evaluation.oracle", "stitchcuda.task.probe")
 """Modules that trusted forks are most likely to run."""
+NEEDED: dict[Role, tuple[str, ...]] = {"confined": ("torch",), "trusted": ("torch", "pydantic")}
+"""Packages that are imported before anything is forked."""
 
 
 class Process(Protocol):
@@ -112,16 +114,18 @@ class Nursery:
     """The supervisor's end of one nursery process, which ends with the supervisor."""
 
     def __init__(self, role: Role, environment: Mapping[str, str]) -> None:
-        found = importlib.util.find_spec("torch")
-        if found is None or found.origin is None:
-            raise FileNotFoundError("torch is not installed in this Python")
-        folder = str(Path(found.origin).parents[1])
+        needed = {name: importlib.util.find_spec(name) for name in NEEDED[role]}
+        missing = [name for name, found in needed.items() if found is None or found.origin is None]
+        if missing:
+            raise FileNotFoundError(f"{', '.join(missing)} not installed in this Python")
+        # They may lie where this process finds them by PYTHONPATH, or among the user's own packages.
+        folders = {str(Path(found.origin).parents[1]) for found in needed.values() if found and found.origin}
         self.owner = os.getpid()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.settimeout(START_SECONDS)
         self.lock = threading.Lock()
         self.process = subprocess.Popen(
-            [sys.executable, "-I", __file__, role, str(theirs.fileno()), folder],
+            [sys.executable, "-I", __file__, role, str(theirs.fileno()), *sorted(folders)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -327,10 +331,9 @@ def _serve(role: Role, channel: socket.socket) -> None:
             os.close(gone)
 
 
-def main(role: Role, channel_fd: int, torch_folder: str) -> None:
-    """Import what forks need, then fork until the parent's end closes."""
-    if torch_folder not in sys.path:
-        sys.path.append(torch_folder)
+def main(role: Role, channel_fd: int, folders: Sequence[str]) -> None:
+    """Import what forks need, also from these folders, then fork until the parent's end closes."""
+    sys.path += [folder for folder in folders if folder not in sys.path]
     # Counting the work of a call and recording one import torch._dynamo, which takes longer than torch itself.
     for name in ("torch", "torch._dynamo"):
         importlib.import_module(name)
@@ -352,4 +355,4 @@ def main(role: Role, channel_fd: int, torch_folder: str) -> None:
 
 
 if __name__ == "__main__":
-    main("confined" if sys.argv[1] == "confined" else "trusted", int(sys.argv[2]), sys.argv[3])
+    main("confined" if sys.argv[1] == "confined" else "trusted", int(sys.argv[2]), sys.argv[3:])
