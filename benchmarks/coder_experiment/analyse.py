@@ -32,6 +32,10 @@ EXPECTED = (
 Floats = NDArray[np.float64]
 
 
+class NothingTested(ValueError):
+    """There is no model to report of."""
+
+
 @dataclass(frozen=True)
 class Sums:
     """Sums over samples by composition, in a fixed order: ``values[name]`` is ``[compositions]``, for one trained
@@ -246,7 +250,7 @@ def best_of(records: Sequence[dict[str, Any]], most: int = 8) -> float:
 
 
 def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
-    """Everything that is reported. Raises ValueError where no model was tested."""
+    """Everything that is reported. Raises NothingTested where no model was tested."""
     from provenance import commit
 
     from coder_experiment.tasks import TEST_COLS
@@ -254,7 +258,7 @@ def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
     folder = Folder(state)
     raw = {path.stem: lines(path) for path in sorted((state / "results").glob("*.jsonl"))}
     if not raw:
-        raise ValueError(f"no model was tested in {state}; run a slice first")
+        raise NothingTested(f"no model was tested in {state}; run a slice first")
     tested: dict[str, list[dict[str, Any]]] = {}
     for name, records in raw.items():
         tested[name] = [r | {"unseen": r["cols"] in TEST_COLS} for r in records if not r.get("dropped")]

@@ -231,7 +231,8 @@ def _seconds(report: dict[str, Any]) -> list[str]:
         return ["No step was timed."]
     first = next(iter(means.values()))
     text = [
-        "Means over the steps of all seeds. `rejection` makes its updates between its rounds; they are not timed.",
+        "Means over the steps of all seeds. `rejection` makes its updates between its rounds; they are not timed. What "
+        "was measured once is not measured again, so an arm that ran after another had less to evaluate.",
         "",
         "| arm | " + " | ".join(first) + " | all |",
         "|---" * (len(first) + 2) + "|",

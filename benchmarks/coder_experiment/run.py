@@ -339,11 +339,11 @@ def main(given: list[str] | None = None) -> int:
     began = time.monotonic()
     options = arguments(given)
     if options.command == "analyse":
-        from coder_experiment.analyse import write
+        from coder_experiment.analyse import NothingTested, write
 
         try:
             write(options.state, options.out or options.state, options.seed)
-        except ValueError as error:
+        except NothingTested as error:
             say(str(error))
             return WRONG
         say((options.out or options.state).joinpath("coder_experiment.md").read_text())
