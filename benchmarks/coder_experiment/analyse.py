@@ -1,12 +1,12 @@
 """Results: what PREREGISTRATION.md asks, with intervals. Standard library and numpy only. How they are shown is in
-``page``.
+``page`` and ``figures``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coder_experiment.figures import FIGURES, figures
 from coder_experiment.page import page
 from coder_experiment.state import Folder, lines, whole
 
@@ -22,8 +23,17 @@ SINGLE = ("sft", "sft_longer")
 """Trained once and held against all seeds of an arm."""
 FAILED_BEST = 0.01
 """What a failed answer counts as in the geometric mean over all."""
+EXPECTED = (
+    *("base", "sft", "rubric-1", "rule-1", "sft_longer", "rubric-2", "rule-2", "scratch_only-1", "improve_only-1"),
+    *("scratch_only-2", "improve_only-2", "rejection-1", "shuffled-1"),
+)
+"""Everything that is tested, in the preregistered order (``arms.arms``, which needs torch)."""
 
 Floats = NDArray[np.float64]
+
+
+class NothingTested(ValueError):
+    """There is no model to report of."""
 
 
 @dataclass(frozen=True)
@@ -240,13 +250,15 @@ def best_of(records: Sequence[dict[str, Any]], most: int = 8) -> float:
 
 
 def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
-    """Everything that is reported. Raises ValueError where no model was tested."""
+    """Everything that is reported. Raises NothingTested where no model was tested."""
+    from provenance import commit
+
     from coder_experiment.tasks import TEST_COLS
 
     folder = Folder(state)
     raw = {path.stem: lines(path) for path in sorted((state / "results").glob("*.jsonl"))}
     if not raw:
-        raise ValueError(f"no model was tested in {state}; run a slice first")
+        raise NothingTested(f"no model was tested in {state}; run a slice first")
     tested: dict[str, list[dict[str, Any]]] = {}
     for name, records in raw.items():
         tested[name] = [r | {"unseen": r["cols"] in TEST_COLS} for r in records if not r.get("dropped")]
@@ -265,6 +277,7 @@ def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
     apart = {
         name: {
             "samples": len(records),
+            "answers": 1 + max((r["sample"] for r in raw[name]), default=-1),
             "dropped": 1 - len(records) / max(len(raw[name]), 1),
             "pass_8": best_of(records),
             **{m: _rate(sums(records, order), m) for m in ("reward", "rule_reward", "correct", "partial_hack", "hack")},
@@ -273,27 +286,44 @@ def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
     }
     curves = {path.parent.name: lines(path) for path in sorted(state.glob("arms/*/metrics.jsonl"))}
     done = {path.parent.name: json.loads(path.read_text()) for path in sorted(state.glob("arms/*/done.json"))}
+    runs = {path.parent.name: json.loads(path.read_text()) for path in sorted(state.glob("arms/*/arm.json"))}
     facts = state / "data" / "facts.json"
     return {
         "config": folder.config(),
         "slices": lines(state / "slices.jsonl"),
         "pilot": lines(state / "pilot.jsonl"),
         "data": json.loads(facts.read_text())["record"] if facts.exists() else {},
+        "bootstrap": {"draws": DRAWS, "seed": seed},
+        "failed_best": FAILED_BEST,
+        "analysed_at": commit(),
         "compositions": len(order),
         "hypotheses": contrasts(draws),
         "beside": beside(draws),
         "arms": table,
         "models": apart,
+        "missing": {name: left(name, curves, done) for name in EXPECTED if name not in raw},
+        "runs": runs,
         "time": done,
         "curves": {name: [_short(r) for r in records] for name, records in curves.items()},
     }
 
 
+def left(name: str, curves: dict[str, list[Any]], done: Container[str]) -> str:
+    """How far a model came that was not tested to the end."""
+    if name in done:
+        return "trained, not tested to the end"
+    return f"begun, {len(curves[name])} steps" if curves.get(name) else "not begun"
+
+
 def _short(record: dict[str, Any]) -> dict[str, Any]:
     """A step of a curve, rounded."""
     rounded = {k: round(v, 4) if isinstance(v, float) else v for k, v in record.items() if not isinstance(v, dict)}
+    for skill in ("scratch", "improve"):
+        for name in ("reward", "correct") if skill in record else ():
+            rounded[f"{skill}_{name}"] = round(record[skill][name], 4)
     if "validation" in record:
-        rounded["validation_correct"] = round(record["validation"]["correct"], 4)
+        for name in ("correct", "compiled"):
+            rounded[f"validation_{name}"] = round(record["validation"][name], 4)
     if "seconds" in record:
         rounded["seconds"] = {k: round(v, 3) for k, v in record["seconds"].items()}
     return rounded
@@ -309,8 +339,16 @@ def finite(value: Any) -> Any:
 
 
 def write(state: Path, out: Path, seed: int = SEED) -> None:
-    """``coder_experiment.json`` and ``coder_experiment.md``."""
+    """``coder_experiment.json``, ``coder_experiment.md`` and the figures that it shows, ``coder_experiment_*.svg``;
+    those of an earlier analysis that are not drawn any more are removed."""
     report = analyse(state, seed)
+    drawn = figures(report)
     out.mkdir(parents=True, exist_ok=True)
+    for name in FIGURES:
+        file = out / f"coder_experiment_{name}.svg"
+        if name in drawn:
+            whole(file, drawn[name].encode())
+        else:
+            file.unlink(missing_ok=True)
     whole(out / "coder_experiment.json", (json.dumps(finite(report), allow_nan=False) + "\n").encode())
-    whole(out / "coder_experiment.md", page(report).encode())
+    whole(out / "coder_experiment.md", page(report, drawn).encode())

@@ -31,7 +31,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         ("slice", "prepare, cold start, arms and tests, as far as the time goes"),
         ("calibrate", "measure tokens, evaluations and steps for about a minute; fixes nothing"),
         ("pilot", "20 steps at each of three learning rates, on a seed that no arm has"),
-        ("analyse", "results as JSON and Markdown, with intervals"),
+        ("analyse", "results as JSON, Markdown and figures, with intervals"),
         ("merge", "take in the arms that other GPUs have run from the same cold start"),
     ):
         command = commands.add_parser(name, help=about)
@@ -339,9 +339,13 @@ def main(given: list[str] | None = None) -> int:
     began = time.monotonic()
     options = arguments(given)
     if options.command == "analyse":
-        from coder_experiment.analyse import write
+        from coder_experiment.analyse import NothingTested, write
 
-        write(options.state, options.out or options.state, options.seed)
+        try:
+            write(options.state, options.out or options.state, options.seed)
+        except NothingTested as error:
+            say(str(error))
+            return WRONG
         say((options.out or options.state).joinpath("coder_experiment.md").read_text())
         return DONE
     if options.command == "merge":
@@ -378,7 +382,8 @@ def recorded(session: Session, command: Callable[[Session], int]) -> int:
     from coder_experiment.evaluate import OutOfTime
 
     file, name = session.folder.path / "slices.jsonl", session.options.command
-    provenance = gpu_provenance()
+    # Commands that begin in the same second on two GPUs of a machine are told apart by what each of them sees.
+    provenance = gpu_provenance() | {"visible": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
     state.append(file, {"command": name, "begun": True} | provenance)
     code: int | str = "failed"
     evaluator = session.bench.evaluator
