@@ -120,6 +120,26 @@ def test_how_noise_moves_a_family_is_measured_under_one_nonce_for_all(monkeypatc
     assert len(noisy) == 2, "the Task's own inputs are measured under each"
 
 
+def test_a_family_is_compared_with_eager_under_later_nonces_and_with_fp64_where_that_is_not_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checked = Checked(monkeypatch)
+    for family in ("spikes", "signed"):
+        assert checked.check(family, family, full=True)["full"]
+    conditions = checked.judge.conditions
+    checked.expectation.renew(b"another")
+    checked.judge = Judge(checked.expectation, TOLERANCES["fp32"].model_dump(), conditions)
+    checked.computed.clear()
+    near = checked.check("spikes", "spikes", full=True, error=1e-7)
+    assert (near["ok"], near["full"], checked.computed) == (True, False, [])
+    allowed = near["outputs"][0]["budget"]
+    beside = checked.check("spikes", "spikes", full=True, error=allowed * 0.999)
+    assert (beside["full"], checked.computed) == (True, ["cpu"]), "what eager itself errs by counts too"
+    far = checked.check("spikes", "spikes", full=True, error=1e-3)
+    assert (far["ok"], far["full"], checked.computed) == (False, True, ["cpu"] * 2)
+    assert checked.check("signed", "signed", full=True)["full"], "it tells precision classes apart"
+
+
 def test_timed_checks_try_no_trivial_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     monkeypatch.setattr(Judge, "_discriminates", lambda self, key, names, truth: tried.append(key))

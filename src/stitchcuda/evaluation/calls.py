@@ -143,6 +143,7 @@ class Calls:
                 again=again,
                 timed=timed,
                 deep=self._deep(session, case, deep) if timed and not family and not pause else False,
+                surely=deep,
             )
             if again and verdict["ok"]:
                 late = session.look_again(number)

@@ -45,6 +45,9 @@ PIECES = (4, 16)
 EXACT_SECONDS = {"cpu": 0.5, "cuda": 0.05}
 """Where fp64 takes longer than this, only the first calls are compared with it: timed calls would be fewer."""
 
+QUICK_SECONDS = {"cpu": 0.5, "cuda": 0.01}
+"""And up to this many, more timed calls than the two of each input case that always are."""
+
 INDEPENDENT = 1e-4
 """Relative difference up to which eager on a part of the batch gives the same rows as eager on all of it."""
 
@@ -317,6 +320,11 @@ class Expectation:
         """Whether fp64 was computed on the Task's device, for a whole batch, the last time, and did not take long."""
         quick = self.exact_seconds <= EXACT_SECONDS.get(self.device, 0.0) and not self.exact_failed
         return quick and self.exact_note == "fp64" and self.exact_pieces == 1 and not self.stochastic
+
+    @property
+    def exact_quick(self) -> bool:
+        """Whether it took so little that more timed calls can be compared with it."""
+        return self.exact_seconds <= QUICK_SECONDS.get(self.device, 0.0)
 
     def exact_or_none(self, inputs: list[Any]) -> Result | None:
         """As ``exact``, where that is quick, or not at all: nothing else is tried, and the next answer to a first call

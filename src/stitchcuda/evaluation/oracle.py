@@ -18,11 +18,10 @@ import torch
 
 from stitchcuda.evaluation import battery, buffers, compare, diagnosis, layout, wire
 from stitchcuda.evaluation.channel import receive, send
-from stitchcuda.evaluation.compare import Distance
 from stitchcuda.evaluation.expectation import Expectation, derive
 from stitchcuda.evaluation.exported import UNREADABLE, Session
 from stitchcuda.evaluation.families import FAMILIES
-from stitchcuda.evaluation.judging import EARLIER_ELEMENTS, Judge, Round, output_leaves, refusal, updated
+from stitchcuda.evaluation.judging import EARLIER_ELEMENTS, Conditions, Judge, Round, output_leaves, refusal, updated
 from stitchcuda.evaluation.variety import Varied, Variety
 
 STALE = 0xA5
@@ -68,7 +67,7 @@ class Oracle:
         self.expectation = Expectation(task, m["training"], m["stochastic"], m["seedable"])
         self.expectation.observe()
         self.tolerance = m["tolerance"]
-        self.conditions: dict[tuple[str, str], Distance] = {}
+        self.conditions = Conditions()
         self.judge = Judge(self.expectation, self.tolerance, self.conditions)
         self.variety = Variety(self.expectation, task.source)
         self.battery_file = Path(m["battery"]) if m.get("battery") else None
@@ -338,6 +337,7 @@ class Oracle:
                 expected.append(after[name])
         # In some of the timed calls too, where fp64 costs no more than a few calls.
         deep = m.get("deep") and self.expectation.exact_at_once and not self.judge.amplified(this.key)
+        deep = deep and (m.get("surely") or self.expectation.exact_quick)
         verdict = self.judge.judge(this, names, values, expected, full=m["full"] or bool(deep), timed=m["timed"])
         if verdict.get("full") and verdict.get("reference") == "fp64":
             for each, want in zip(verdict["outputs"], expected, strict=False):

@@ -252,7 +252,7 @@ class Trial:
     def checked(self, verdict: dict[str, Any], full: bool) -> None:
         """Take a verdict of the oracle on the Program in; Failure when it is bad."""
         with self.lock:
-            self.checks.add(verdict, full or bool(verdict.get("full")))
+            self.checks.add(verdict, bool(verdict.get("full", full)))
         if not verdict["ok"]:
             rule = verdict.get("rule", "")
             self.refuse(Failure("wrong_output", verdict["message"], rule=rule, layer=_layer(verdict)))
