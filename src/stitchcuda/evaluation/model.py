@@ -128,7 +128,7 @@ class Evaluation(BaseModel):
     log: str = Field(default="", description="digest of compiler or runtime messages, at most 4,000 characters")
     seconds: dict[str, float] = Field(
         default_factory=dict,
-        description="wall seconds per stage: open (the oracle loads the task; only where it had not), build, check, ...; "
+        description="wall seconds per stage: open (only where the oracle had yet to load the task), build, check, ...; "
         "waited: for the device",
     )
     memory: dict[str, int] = Field(
