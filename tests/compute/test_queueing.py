@@ -110,6 +110,14 @@ def test_what_a_worker_no_longer_has_open_is_anybodys(monkeypatch: pytest.Monkey
     assert taken(waiting, "two") == f"{tasks[1]}-1"
 
 
+def test_jobs_without_a_task_wait_their_turn() -> None:
+    waiting = line_of("gelu 0")
+    waiting.put(pending(probe(id="probe")))
+    waiting.put(pending(evaluation_of("relu", id="relu-0")))
+    waiting.put(pending(evaluation_of("gelu", id="gelu-1")))
+    assert [taken(waiting) for _ in range(4)] == ["gelu-0", "gelu-1", "probe", "relu-0"]
+
+
 def test_urgent_jobs_go_first_wherever_their_task_is_open() -> None:
     waiting = line_of("gelu 0", "gelu 1")
     assert taken(waiting) == "gelu-0"

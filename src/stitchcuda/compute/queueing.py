@@ -97,8 +97,8 @@ class Waiting:
         """The next for ``worker`` that ``fits``, waiting at most ``wait`` seconds; None when there is none, or when the
         queue closed.
 
-        Of equal priority, those whose task it has open, or that need none, go before those whose task nobody has open;
-        last come, with ``steal``, those whose task another has open, of the task with the most that wait.
+        Of equal priority, those whose task it has open go first; then those whose task nobody has open, or that need
+        none; last, with ``steal``, those whose task another has open, of the task with the most that wait.
         """
         deadline = time.monotonic() + wait
         with self._changed:
@@ -130,7 +130,7 @@ class Waiting:
             return places[0], False
         equal = [(place, self._line[place][2]) for place in places if self._line[place][0] == priority]
         elsewhere = {task for tasks in self._open.values() if tasks is not mine for task in tasks}
-        choice = next((place for place, pending in equal if not pending.task or pending.task in mine), None)
+        choice = next((place for place, pending in equal if pending.task in mine), None)
         if choice is None:
             choice = next((place for place, pending in equal if pending.task not in elsewhere), None)
         if choice is None and steal:
