@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from stitchcuda.compute.model import Job, Outcome, Wanted
+from stitchcuda.compute.model import Compute, Job, Outcome, Wanted
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
 from stitchcuda.program.model import Program
@@ -145,6 +145,21 @@ def verdicts(futures: dict[str, Future[Outcome]]) -> dict[str, str]:
         assert outcome.evaluation is not None
         said[name] = outcome.evaluation.status
     return said
+
+
+def openings(place: Compute, tasks: Sequence[str], each: int) -> int:
+    """How often a task was opened, where jobs come task by task, ``each`` of a task, with programs of their own."""
+    futures = []
+    for name in tasks:
+        for number in range(each):
+            job = evaluation_of(name)
+            assert job.program is not None
+            source = job.program.files["program.py"] + f"\n# {number}\n"
+            futures.append(place.submit(evaluation_of(name, program=Program(files={"program.py": source}))))
+    outcomes = [future.result(PATIENCE) for future in futures]
+    assert len({outcome.job for outcome in outcomes}) == len(futures)
+    evaluations = [outcome.evaluation for outcome in outcomes]
+    return sum(evaluation is not None and "open" in evaluation.seconds for evaluation in evaluations)
 
 
 EXPECTED = {name: status for name, (_, _, status) in VERDICTS.items()}

@@ -16,7 +16,7 @@ from stitchcuda.compute.cpu_lock import cpu_lock
 from stitchcuda.compute.local import LocalCompute
 from stitchcuda.compute.model import Versions, Wanted
 from stitchcuda.errors import InfrastructureError
-from tests.compute.support import PATIENCE, probe, until
+from tests.compute.support import PATIENCE, openings, probe, until
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +113,9 @@ def test_one_at_a_time_measures_on_the_cpu(tmp_path: Path) -> None:
         inside.append("first")
     thread.join(PATIENCE)
     assert inside == ["first", "second"]
+
+
+@pytest.mark.timeout(600)
+def test_two_workers_share_tasks_out_and_do_not_open_each_twice(tmp_path: Path) -> None:
+    with LocalCompute(cache=tmp_path, cpu_workers=2) as place:
+        assert 3 <= openings(place, ["linear", "square", "sum"], each=3) <= 4

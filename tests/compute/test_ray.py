@@ -17,7 +17,7 @@ from stitchcuda.compute import open_compute
 from stitchcuda.compute.model import Wanted
 from stitchcuda.compute.ray_cluster import RayCompute
 from stitchcuda.errors import ToolMissing
-from tests.compute.support import EXPECTED, PATIENCE, VERDICTS, evaluation_of, probe, until, verdicts
+from tests.compute.support import EXPECTED, PATIENCE, VERDICTS, evaluation_of, openings, probe, until, verdicts
 
 STORE = 80 << 20
 
@@ -55,6 +55,16 @@ def test_a_job_whose_process_is_killed_is_done_by_the_next(cluster: Any, tmp_pat
         outcomes = [future.result(PATIENCE) for future in futures]
         assert all(outcome.ok for outcome in outcomes)
         assert sorted(outcome.attempts for outcome in outcomes) == [1, 1, 2]
+
+
+@pytest.mark.timeout(900)
+def test_three_workers_do_not_open_the_same_tasks(cluster: Any, tmp_path: Path) -> None:
+    with RayCompute(cache=tmp_path, build_ahead=True) as place:
+        place.submit(probe()).result(PATIENCE)
+        until(lambda: len(place.capacity().devices) == 3, "an actor on every node")
+        opened = openings(place, ["linear", "square", "sum", "norm"], each=4)
+    # Each of them once, and again by who has nothing left to do; not each of them by everybody, which were twelve.
+    assert 4 <= opened <= 8
 
 
 @pytest.mark.timeout(900)

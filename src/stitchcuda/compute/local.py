@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,7 +36,6 @@ class Lane:
         self.process: WorkerProcess | None = None
         self.device: Device | None = None
         self.busy: Pending | None = None
-        self.recent: deque[str] = deque(maxlen=2)
         self.closed = False
         self._guard = threading.Lock()
         self.thread = threading.Thread(target=self._work, name=f"stitchcuda-{name}", daemon=True)
@@ -45,7 +43,7 @@ class Lane:
 
     def _work(self) -> None:
         while not self.closed:
-            pending = self.waiting.take(self._fits, near=self._near, wait=TURN_SECONDS)
+            pending = self.waiting.take(self._fits, worker=self, wait=TURN_SECONDS)
             if pending is None:
                 continue
             self.busy = pending
@@ -62,13 +60,13 @@ class Lane:
         if not pending.begin():
             return
         job = pending.job
-        if job.task is not None:
-            self.recent.append(job.task.digest)
         try:
             outcome = self._process().run(job)
         except TimeLimit as limit:
+            self.waiting.forget(self)
             pending.fail("time_limit", str(limit))
         except WorkerDied as death:
+            self.waiting.forget(self)
             if self.closed:
                 pending.fail("cancelled", "the place was closed")
             elif pending.attempts < job.attempts:
@@ -82,9 +80,6 @@ class Lane:
 
     def _fits(self, job: Job) -> bool:
         return job.wanted.kind == self.kind and (self.device is None or job.wanted.fits(self.device))
-
-    def _near(self, job: Job) -> bool:
-        return job.task is not None and job.task.digest in self.recent
 
     def _process(self) -> WorkerProcess:
         with self._guard:

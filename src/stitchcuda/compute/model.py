@@ -137,6 +137,12 @@ class Job(_Message):
         return self
 
     @property
+    def opens(self) -> str:
+        """Digest of the task whose Evaluator it needs; "" for a job that needs none."""
+        needs = self.task is not None and self.kind in ("evaluate", "profile", "baselines")
+        return self.task.digest if self.task is not None and needs else ""
+
+    @property
     def digest(self) -> str:
         """SHA-256 over all that decides its result; equal for equal work whatever the id."""
         rest = {"id", "versions", "time_limit_s", "attempts", "priority"}

@@ -1,5 +1,6 @@
-"""What waits at an orchestrator: Jobs with their futures, by priority and in order, given to whoever can do them.
-Shared by the places that hand jobs out themselves (local and Ray); a spool's queue is its folder."""
+"""What waits at an orchestrator: Jobs with their futures, by priority and in order, given to whoever can do them, best
+to the worker that has the job's task open. Shared by the places that hand jobs out themselves (local and Ray); a
+spool's queue is its folder."""
 
 from __future__ import annotations
 
@@ -7,16 +8,21 @@ import bisect
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
+from stitchcuda.compute.executor import OPEN_TASKS
 from stitchcuda.compute.model import FailureReason, Job, JobFailure, Outcome, Wanted
 
-LOOK_AHEAD = 32
-"""Of the first so many jobs, one whose task a worker has open goes before the others."""
+LOOK_AHEAD = 1000
+"""So many of the jobs that a worker can do are looked at for one whose task is open."""
 PASSED_OVER = 16
-"""A job that was passed over so often for that goes next."""
+"""A job that was passed over so often for that, for each worker that there is, goes next."""
+SETTLE_SECONDS = 0.1
+"""A job whose task another worker has open is left to that one for so long: it may be about to take it, or jobs of
+another task about to come."""
 
 
 @dataclass
@@ -28,6 +34,13 @@ class Pending:
     submitted: float = field(default_factory=time.monotonic)
     attempts: int = 0
     passed: int = 0
+    queued: float = 0.0
+    """When it came into the queue last, ``time.monotonic`` seconds."""
+    task: str = field(init=False)
+    """Digest of the task that must be open for it; "" where none must."""
+
+    def __post_init__(self) -> None:
+        self.task = self.job.opens
 
     def begin(self) -> bool:
         """Count an attempt; False when the future was cancelled in the meantime."""
@@ -53,13 +66,19 @@ class Pending:
 
 
 class Waiting:
-    """A queue that workers wait on. Safe for any number of threads."""
+    """A queue that workers wait on. Safe for any number of threads.
+
+    It remembers which tasks each worker was given jobs of last, as many as an Executor keeps open, so that few are
+    opened twice.
+    """
 
     def __init__(self) -> None:
         self._line: list[tuple[int, int, Pending]] = []
         """Sorted; no two have the same number."""
         self._order = itertools.count(1)
         self._early = itertools.count(-1, -1)
+        self._open: dict[Hashable, OrderedDict[str, None]] = {}
+        """By worker: tasks, the latest last."""
         self._changed = threading.Condition()
         self._closed = False
 
@@ -67,47 +86,68 @@ class Waiting:
         """Add one; ``first``: before all others of its priority, for a job whose worker died."""
         with self._changed:
             if not self._closed:
+                pending.queued = time.monotonic()
                 number = next(self._early) if first else next(self._order)
                 bisect.insort(self._line, (pending.job.priority, number, pending))
                 self._changed.notify_all()
                 return
         pending.fail("cancelled", "the place was closed")
 
-    def take(
-        self, fits: Callable[[Job], bool], *, near: Callable[[Job], bool] = lambda job: False, wait: float
-    ) -> Pending | None:
-        """The next that ``fits``, waiting at most ``wait`` seconds; None when there is none, or the queue closed.
+    def take(self, fits: Callable[[Job], bool], *, worker: Hashable, wait: float, steal: bool = True) -> Pending | None:
+        """The next for ``worker`` that ``fits``, waiting at most ``wait`` seconds; None when there is none, or when the
+        queue closed.
 
-        Among the first ones, those that are ``near`` (their task is open already) go before others.
+        Of equal priority, those whose task it has open go first; then those whose task nobody has open, or that need
+        none; last, with ``steal``, those whose task another has open, of the task with the most that wait.
         """
         deadline = time.monotonic() + wait
         with self._changed:
+            mine = self._open.setdefault(worker, OrderedDict())
             while not self._closed:
-                found = self._find(fits, near)
-                if found is not None:
+                place, settling = self._find(fits, mine, steal)
+                if place is not None:
+                    found = self._line.pop(place)[2]
+                    if found.task:
+                        mine[found.task] = None
+                        mine.move_to_end(found.task)
+                        if len(mine) > OPEN_TASKS:
+                            mine.popitem(last=False)
                     return found
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
-                self._changed.wait(left)
+                self._changed.wait(min(left, SETTLE_SECONDS) if settling else left)
         return None
 
-    def _find(self, fits: Callable[[Job], bool], near: Callable[[Job], bool]) -> Pending | None:
-        places = [place for place, entry in enumerate(self._line[:LOOK_AHEAD]) if fits(entry[2].job)]
+    def _find(self, fits: Callable[[Job], bool], mine: Mapping[str, None], steal: bool) -> tuple[int | None, bool]:
+        """The place in the line of the next; whether one may be stolen a moment later."""
+        fitting = (place for place, entry in enumerate(self._line) if fits(entry[2].job))
+        places = list(itertools.islice(fitting, LOOK_AHEAD))
         if not places:
-            beyond = range(LOOK_AHEAD, len(self._line))
-            places = [place for place in beyond if fits(self._line[place][2].job)][:1]
-        if not places:
-            return None
-        chosen = places[0]
-        priority, _, first = self._line[chosen]
-        if first.passed < PASSED_OVER and not near(first.job):
-            others = (p for p in places if self._line[p][0] == priority and near(self._line[p][2].job))
-            better = next(others, None)
-            if better is not None:
-                first.passed += 1
-                chosen = better
-        return self._line.pop(chosen)[2]
+            return None, False
+        priority, _, first = self._line[places[0]]
+        if first.passed >= PASSED_OVER * len(self._open):
+            return places[0], False
+        equal = [(place, self._line[place][2]) for place in places if self._line[place][0] == priority]
+        elsewhere = {task for tasks in self._open.values() if tasks is not mine for task in tasks}
+        choice = next((place for place, pending in equal if pending.task in mine), None)
+        if choice is None:
+            choice = next((place for place, pending in equal if pending.task not in elsewhere), None)
+        if choice is None and steal:
+            settled = time.monotonic() - SETTLE_SECONDS
+            tasks = Counter(pending.task for _, pending in equal if pending.queued <= settled)
+            most = max(tasks, key=lambda task: tasks[task], default=None)
+            choice = next((place for place, pending in equal if pending.task == most), None)
+        if choice is None:
+            return None, steal
+        first.passed += choice != places[0]
+        return choice, False
+
+    def forget(self, worker: Hashable) -> None:
+        """A worker has nothing open any more: it ended, or its process did."""
+        with self._changed:
+            self._open.pop(worker, None)
+            self._changed.notify_all()
 
     def drop(self, matches: Callable[[Job], bool]) -> list[Pending]:
         """Take out all that match."""

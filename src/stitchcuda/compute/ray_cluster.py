@@ -7,7 +7,6 @@ import contextlib
 import os
 import threading
 import time
-from collections import deque
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -43,7 +42,6 @@ class Lane:
         self.device: Device | None = None
         self.began = False
         self.busy: Pending | None = None
-        self.recent: deque[str] = deque(maxlen=2)
         self.ended = threading.Event()
         self.actor: Any = None
         self._used = time.monotonic()
@@ -56,7 +54,7 @@ class Lane:
             if not self._begin():
                 return
             while not self.place.closed:
-                pending = ahead or self.place.waiting.take(self._fits, near=self._near, wait=1.0)
+                pending = ahead or self.place.waiting.take(self._fits, worker=self, wait=1.0)
                 ahead = None
                 if pending is None:
                     continue
@@ -74,6 +72,7 @@ class Lane:
                 self._lost(self.busy, self.place.problem)
         finally:
             self.busy = None
+            self.place.waiting.forget(self)
             if ahead is not None:
                 self.place.waiting.put(ahead, first=True)
             self.ended.set()
@@ -113,10 +112,7 @@ class Lane:
         """One attempt; whether the actor still lives, and the job whose program was built meanwhile."""
         if not pending.begin():
             return True, None
-        job = pending.job
-        if job.task is not None:
-            self.recent.append(job.task.digest)
-        ray = self.place.ray
+        job, ray = pending.job, self.place.ray
         answer = self.actor.run.remote(job.encode())
         ahead, building = self._ahead()
         try:
@@ -130,10 +126,12 @@ class Lane:
         self._used = time.monotonic()
         if what == "outcome":
             pending.settle(Outcome.decode(data))
-        elif what == "limit":
-            pending.fail("time_limit", data.decode())
         else:
-            self._lost(pending, data.decode())
+            self.place.waiting.forget(self)  # its process ended
+            if what == "limit":
+                pending.fail("time_limit", data.decode())
+            else:
+                self._lost(pending, data.decode())
         if building is not None:
             with contextlib.suppress(ray.exceptions.RayError):
                 ray.wait([building], timeout=MARGIN_SECONDS)
@@ -144,7 +142,7 @@ class Lane:
         place = self.place
         if not place.builds_ahead(self.kind) or len(place.waiting) < place.lanes_of(self.kind):
             return None, None
-        pending = place.waiting.take(self._fits, near=self._near, wait=0)
+        pending = place.waiting.take(self._fits, worker=self, wait=0, steal=False)
         if pending is None or pending.job.program is None or pending.job.program.manifest is None:
             return pending, None
         task = place.ray.remote(build_on_node).options(num_cpus=1, scheduling_strategy=place.on(self.node))
@@ -160,9 +158,6 @@ class Lane:
 
     def _fits(self, job: Job) -> bool:
         return job.wanted.kind == self.kind and self.device is not None and job.wanted.fits(self.device)
-
-    def _near(self, job: Job) -> bool:
-        return job.task is not None and job.task.digest in self.recent
 
     def end(self) -> None:
         """End the actor, in the middle of its job if need be."""

@@ -117,6 +117,11 @@ class Evaluator:
         self._client = self._plan = None
 
     @property
+    def loaded(self) -> bool:
+        """Whether the oracle has the task loaded."""
+        return self._client is not None and self._plan is not None
+
+    @property
     def oracle(self) -> OracleClient:
         """The oracle with the task loaded; started anew when it had died."""
         if self._client is not None and self._plan is not None:

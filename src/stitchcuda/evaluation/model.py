@@ -127,7 +127,9 @@ class Evaluation(BaseModel):
     )
     log: str = Field(default="", description="digest of compiler or runtime messages, at most 4,000 characters")
     seconds: dict[str, float] = Field(
-        default_factory=dict, description="wall seconds per stage: build, check, ...; waited: for the device"
+        default_factory=dict,
+        description="wall seconds per stage: open (only where the oracle had yet to load the task), build, check, ...; "
+        "waited: for the device",
     )
     memory: dict[str, int] = Field(
         default_factory=dict,

@@ -112,7 +112,11 @@ class Trial:
         evaluator.gate.waits.clear()
         if self.built is not None:
             self.folder = self._build()  # what is refused needs no process
-        evaluator.oracle.ask("renew", nonce=self.nonce)
+        began, loaded = time.monotonic(), evaluator.loaded
+        oracle = evaluator.oracle
+        if not loaded:
+            self.spent("open", began)
+        oracle.ask("renew", nonce=self.nonce)
         evaluator.clocks.seen.clear()
         if not evaluator.interleaved:
             evaluator.stocks.release()
