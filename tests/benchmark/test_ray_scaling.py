@@ -136,7 +136,8 @@ def test_a_set_that_is_cut_off_ends_in_order_and_what_it_did_is_kept(
         def submit(self, job: Job) -> Future[Outcome]:
             future = super().submit(job)
             if interrupted and job.kind == "evaluate":
-                future.add_done_callback(lambda _: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+                for _ in range(2):
+                    future.add_done_callback(lambda _: os.kill(os.getpid(), signal.SIGINT))
             return future
 
     monkeypatch.setattr(scaling, "cluster", lambda target, workers: contextlib.nullcontext())
