@@ -87,3 +87,15 @@ def test_places_have_names() -> None:
     for wrong in ("", "spool:", "spool", "slurm", "local:1x"):
         with pytest.raises(StitchError, match="spool:DIR"):
             check_where(wrong)
+
+
+def test_what_has_to_be_compiled_first_shows_in_the_sources() -> None:
+    job = evaluation_of("linear")
+    assert job.program is not None
+    plain = job.program.model_copy(update={"manifest": None, "files": {"program.py": "import torch\n"}})
+    inline = plain.model_copy(update={"files": {"program.py": "from torch.utils.cpp_extension import load_inline\n"}})
+    assert [job.model_copy(update={"program": program}).builds for program in (plain, inline, None)] == [
+        False,
+        True,
+        False,
+    ]

@@ -194,7 +194,7 @@ class LocalCompute:
         return any(lane.device is None or wanted.fits(lane.device) for lane in lanes)
 
     def _to_build(self, job: Job) -> bool:
-        if job.kind != "evaluate" or job.program is None or job.program.manifest is None:
+        if job.kind != "evaluate" or not job.builds:
             return False
         return self._spare_cores and job.wanted.kind == "cuda" if self.build_ahead is None else self.build_ahead
 

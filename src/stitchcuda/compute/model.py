@@ -143,6 +143,14 @@ class Job(_Message):
         return self.task.digest if self.task is not None and needs else ""
 
     @property
+    def builds(self) -> bool:
+        """Whether something has to be compiled for its program first, by what its sources say."""
+        if self.program is None:
+            return False
+        texts = (text for path, text in self.program.files.items() if path.endswith(".py"))
+        return self.program.manifest is not None or any("load_inline" in text for text in texts)
+
+    @property
     def digest(self) -> str:
         """SHA-256 over all that decides its result; equal for equal work whatever the id."""
         rest = {"id", "versions", "time_limit_s", "attempts", "priority"}

@@ -143,7 +143,7 @@ class Lane:
         if not place.builds_ahead(self.kind) or len(place.waiting) < place.lanes_of(self.kind):
             return None, None
         pending = place.waiting.take(self._fits, worker=self, wait=0, steal=False)
-        if pending is None or pending.job.program is None or pending.job.program.manifest is None:
+        if pending is None or not pending.job.builds:
             return pending, None
         task = place.ray.remote(build_on_node).options(num_cpus=1, scheduling_strategy=place.on(self.node))
         return pending, task.remote(pending.job.encode(), place.cache)
