@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -104,20 +105,36 @@ def test_how_noise_moves_a_family_is_measured_under_one_nonce_for_all(monkeypatc
         return real(expectation, *arguments)
 
     monkeypatch.setattr(Expectation, "noisy", count)
-    assert checked.check("spikes", "spikes", full=True)["ok"]
+    assert checked.check("signed", "signed", full=True)["ok"]
     assert len(noisy) == 1
     first = checked.judge
     checked.expectation.renew(b"another")
     checked.judge = Judge(checked.expectation, TOLERANCES["fp32"].model_dump(), first.conditions)
-    assert checked.check("spikes", "spikes", full=True)["ok"]
-    assert not checked.check("spikes", "spikes", full=True, error=1e-2)["ok"]
+    assert checked.check("signed", "signed", full=True)["ok"]
     assert len(noisy) == 1
-    key = ("None+spikes", "0")
+    key = ("None+signed", "0")
     own = checked.judge.scales[key] / first.scales[key]
     budgets = [judge.budgets[key].max_abs for judge in (first, checked.judge)]
     assert budgets[1] == pytest.approx(budgets[0] * own, rel=0.5), "in proportion to the elements of this nonce"
     checked.check(full=True)
     assert len(noisy) == 2, "the Task's own inputs are measured under each"
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_nobody_is_refused_by_what_noise_did_under_another_nonce(full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = Checked(monkeypatch)
+    assert checked.check("signed", "signed", full=True)["ok"]
+    conditions, key = checked.judge.conditions, ("None+signed", "0")
+    conditions.moved[key] = replace(conditions.moved[key], relative=0.0, max_abs=0.0)
+    checked.expectation.renew(b"another")
+    checked.judge = Judge(checked.expectation, TOLERANCES["fp32"].model_dump(), conditions)
+    checked.expectation.noisy = lambda inputs, seed, noise, draw: (  # type: ignore[method-assign]
+        checked.expectation.eager(inputs, seed)[0] * (1 + 1e-5),
+        {},
+    )
+    assert checked.check("signed", "signed", full=True)["ok"]
+    assert checked.check("signed", "signed", full=full, error=2e-5)["ok"], "noise of this nonce allows it"
+    assert not checked.check("signed", "signed", full=full, error=1e-2)["ok"]
 
 
 def test_a_family_is_compared_with_eager_under_later_nonces_and_with_fp64_where_that_is_not_enough(
@@ -138,6 +155,10 @@ def test_a_family_is_compared_with_eager_under_later_nonces_and_with_fp64_where_
     far = checked.check("spikes", "spikes", full=True, error=1e-3)
     assert (far["ok"], far["full"], checked.computed) == (False, True, ["cpu"] * 2)
     assert checked.check("signed", "signed", full=True)["full"], "it tells precision classes apart"
+    checked.computed.clear()
+    checked.judge = Judge(checked.expectation, TOLERANCES["fp32"].model_dump(), conditions)
+    timed = checked.check("spikes", "spikes", timed=True, error=1.5 * allowed)
+    assert (timed["ok"], timed["full"], checked.computed) == (False, True, ["cpu"]), "once the budget, not twice"
 
 
 def test_timed_checks_try_no_trivial_answers(monkeypatch: pytest.MonkeyPatch) -> None:

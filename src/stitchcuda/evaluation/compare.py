@@ -55,6 +55,8 @@ def distance(value: torch.Tensor, reference: torch.Tensor) -> Distance:
     for at in range(0, left.numel(), CHUNK):
         b = right[at : at + CHUNK].to(torch.float64)
         a = left[at : at + CHUNK].to(b.device)
+        if a.element_size() == 1:
+            a = a.to(torch.float64)  # no arithmetic mixes those with others
         part = _norms(a, b)
         if not all(map(math.isfinite, part)):
             a = a.to(torch.float64)

@@ -29,7 +29,7 @@ from stitchcuda.evaluation.model import (
 from stitchcuda.evaluation.oracle_client import OracleClient
 from stitchcuda.evaluation.peaks import free_memory
 from stitchcuda.evaluation.runner_client import Failure, Subject
-from stitchcuda.evaluation.session import Session
+from stitchcuda.evaluation.session import Exchanges, Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.stock_options import StockOptions, cores
 from stitchcuda.evaluation.telemetry import Trace, own_names, parse_trace
@@ -77,8 +77,7 @@ class Evaluator:
         """Whether other Evaluators use the device in between, through the same gate"""
         self.expects: Callable[[], bool] = lambda: True
         """Whether another Program of the Task is likely to come next, for which a process is worth starting"""
-        self.exchanges: dict[str, tuple[float, float]] = {}
-        """By input case, what an exchange costs without a Program, where that is asked once: see ``Session.control``"""
+        self.exchanges = Exchanges()
         self._client: OracleClient | None = None
         self._plan: dict[str, Any] | None = None
         self._loading = threading.Lock()
@@ -115,6 +114,7 @@ class Evaluator:
         if self._client is not None:
             self._client.close()
         self._client = self._plan = None
+        self.exchanges = Exchanges()
 
     @property
     def loaded(self) -> bool:

@@ -4,6 +4,7 @@ deserves. How far two tensors are apart is in ``compare``; where the reference's
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -150,18 +151,23 @@ class Judge:
         ``timed``: between calls that a clock counts, where fp64 is used only if that is quick."""
         if self.expectation.stochastic and not self.expectation.seedable:
             return self._statistics(this, names, values, eager)
-        verdict = self._near_eager(this, names, values, eager)
-        if verdict is not None:
-            return verdict | {"labels": sorted(self.labels), "reference": self.expectation.exact_note, "full": False}
         # A family whose budget is not known yet has to be checked in full, whatever was asked.
         unknown = bool(this.family) and any((this.key, name) not in self.budgets for name in names)
         full = full or unknown
-        if full:
+        verdict = self._near_eager(this, names, values, eager) if full else None
+        if verdict is not None:
+            full = False
+        elif full:
             verdict = (self._at_once if timed else self._against_exact)(this, names, values, eager)
             full = verdict is not None
         if verdict is None:
             verdict = self._estimate(this, names, eager) if unknown else None
             verdict = verdict or self._against_eager(this, names, values, eager)
+            if not verdict["ok"] and self._recalled(this, names):
+                self._move(this, names, eager, draw=0)
+                for name, near in zip(names, eager, strict=True):
+                    self.allowed(this, name, near, compare.distance(near, near))
+                verdict = self._against_eager(this, names, values, eager)
         reference = "eager" if self.expectation.stochastic else self.expectation.exact_note
         return verdict | {"labels": sorted(self.labels), "reference": reference, "full": full}
 
@@ -169,24 +175,22 @@ class Judge:
         self, this: Round, names: list[str], values: list[Any], eager: list[torch.Tensor]
     ) -> dict[str, Any] | None:
         """The verdict without fp64 on a family that does not tell precision classes apart: well where as far as eager
-        was from fp64 under earlier nonces, and as far as the outputs are from eager, is within the budget together.
-        None where that is not known, or more."""
-        keys = [(this.key, name) for name in names]
-        known = all(key in self.conditions.own and key in self.conditions.moved for key in keys)
+        was from fp64 under earlier nonces, and as far as the outputs are from eager, is within the floor of the budget
+        together, which it never falls below. None where that is not known, or more."""
+        known = [self.conditions.own.get((this.key, name)) for name in names]
         real = all(near.is_floating_point() or near.is_complex() for near in eager)
-        if not this.family or this.strict or not known or not real or self.expectation.stochastic:
-            return None
-        self._condition(this, names, eager)
-        if self.amplified(this.key):
+        if not this.family or this.strict or None in known or not real or self.expectation.stochastic:
             return None
         outputs = []
-        for key, value, near in zip(keys, values, eager, strict=True):
+        for name, value, near, own in zip(names, values, eager, filter(None, known), strict=True):
             off = compare.distance(value, near)
-            own = self.conditions.scaled(self.conditions.own[key], off.scale)
-            allowed = self.allowed(this, key[1], near, own)
+            own = self.conditions.scaled(own, off.scale)
+            least = compare.budget(self.loose, replace(compare.ZERO, scale=off.scale), compare.ZERO)
             both = replace(off, relative=off.relative + own.relative, max_abs=off.max_abs + own.max_abs)
-            outputs.append(self._verdict(key[1], this, both, own, allowed, value, near))
-        return self._summed(outputs) if all(told["ok"] for told in outputs) else None
+            outputs.append(self._verdict(name, this, both, own, least, value, near))
+            if not outputs[-1]["ok"]:
+                return None
+        return self._summed(outputs)
 
     def amplified(self, key: str) -> bool:
         """Whether rounding is amplified so far that one check's own error says little about another's."""
@@ -249,7 +253,8 @@ class Judge:
             if this.family and want is not near:
                 key = (this.key, name)
                 before = self.conditions.own.get(key, compare.ZERO)
-                self.conditions.own[key] = max(own, before, key=lambda d: d.relative)
+                if own.scale and own.relative < math.inf:
+                    self.conditions.own[key] = max(own, before, key=lambda d: d.relative)
             found.append((want, own, self.allowed(this, name, near, own)))
         return found
 
@@ -259,8 +264,7 @@ class Judge:
         if exact is None:
             return None
         try:
-            judged = self._budgets(this, names, eager, self._beside(exact, names, eager))
-            return self._against(judged, this, names, values)
+            return self._by(self._beside(exact, names, eager), this, names, values, eager)[1]
         except torch.OutOfMemoryError as error:
             exact = None
             self.expectation.give_up_exact(error)
@@ -274,17 +278,35 @@ class Judge:
             return self._summed([]) | {"useless": self.useless(this)}
         base = "+".join(filter(None, (str(this.case), this.values if this.values != this.family else "")))
         for name, near in zip(names, eager, strict=True):
-            self.allowed(this, name, near, compare.distance(near, near))
+            own = compare.distance(near, near)
+            earlier = (self.conditions.own.get((key, name)) for key in (this.key, base))
+            scaled = [self.conditions.scaled(each, own.scale) for each in earlier if each is not None]
+            self.allowed(this, name, near, max([own, *scaled], key=lambda d: d.relative))
             known = self.budgets[(this.key, name)]
             self.budgets[(this.key, name)] = known.widest(self.budgets.get((base, name)))
         return None
 
     def _against_exact(self, this: Round, names: list[str], values: list[Any], eager: list[Any]) -> dict[str, Any]:
-        judged = self.budgets_for(this, names, eager)
-        verdict = self._against(judged, this, names, values)
+        judged, verdict = self._by(self.truth(this, names, eager), this, names, values, eager)
         if not this.family:
             self._discriminates(str(this.case), names, [want for want, _, _ in judged])
         return verdict
+
+    def _by(
+        self, truth: list[torch.Tensor], this: Round, names: list[str], values: list[Any], eager: list[Any]
+    ) -> tuple[list[Judged], dict[str, Any]]:
+        """The budgets and the verdict by what is right. Nobody is refused by what noise did under another nonce."""
+        judged = self._budgets(this, names, eager, truth)
+        verdict = self._against(judged, this, names, values)
+        if not verdict["ok"] and self._recalled(this, names):
+            self._move(this, names, eager, draw=0)
+            judged = self._budgets(this, names, eager, truth)
+            verdict = self._against(judged, this, names, values)
+        return judged, verdict
+
+    def _recalled(self, this: Round, names: list[str]) -> bool:
+        """Whether a budget rests on what noise did under another nonce."""
+        return any((this.key, name) in self.remembered for name in names)
 
     def _against(self, judged: Sequence[Judged], this: Round, names: list[str], values: list[Any]) -> dict[str, Any]:
         useless = self.useless(this)
@@ -389,7 +411,8 @@ class Judge:
                 self._move(this, names, eager, draw)
 
     def _remember(self, this: Round, names: list[str], eager: list[Any]) -> bool:
-        """Take how far noise moves the outputs on a family from an earlier nonce, if that is known."""
+        """Take how far noise moves the outputs on a family from an earlier nonce, if that is known. What moved none of
+        an output's elements, since all were zero, says nothing."""
         keys = [(this.key, name) for name in names]
         if not this.family or any(key not in self.conditions.moved for key in keys):
             return False
@@ -413,8 +436,9 @@ class Judge:
             if near.shape == other.shape:
                 moved = compare.distance(other, near)
                 before = self.moved.get((this.key, name), compare.ZERO)
-                moved = max(before, moved, key=lambda d: d.relative)
-                self.moved[(this.key, name)] = self.conditions.moved[(this.key, name)] = moved
+                self.moved[(this.key, name)] = max(before, moved, key=lambda d: d.relative)
+                if not draw and (moved.scale or name in self.discrete):
+                    self.conditions.moved[(this.key, name)] = moved
 
     def _discriminates(self, key: str, names: list[str], truth: list[torch.Tensor]) -> None:
         """Label tasks whose budget a trivial answer would meet: zeros, the mean, another call's output."""

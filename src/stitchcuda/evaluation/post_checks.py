@@ -154,10 +154,11 @@ def _disagreement_in(session: Session, case: str, samples: list[Sample]) -> Find
 def _without_program(trial: Trial) -> Session | None:
     """A new process that no Program has been in; None where it cannot be had."""
     session = trial.evaluator.program_session()
+    session.by_itself = True
     trial.opened.append(session)
     try:
         session.open()
-        session.control(anew=True)
+        session.control()
     except (Failure, InfrastructureError):
         trial.evaluator.close_all([session])
         return None

@@ -12,18 +12,20 @@ import re
 import shutil
 import subprocess
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation.build import build
 from stitchcuda.evaluation.build_tools import find_cxx, find_nvcc
-from stitchcuda.evaluation.runner_client import Failure, Subject
+from stitchcuda.evaluation.runner_client import Failure
+from stitchcuda.evaluation.starting import side_by_side
 from stitchcuda.evaluation.telemetry import own_names
 
 if TYPE_CHECKING:
+    from stitchcuda.evaluation.session import Session
     from stitchcuda.evaluation.trial import Trial
 
 TOOLS = {"memcheck": 1.0, "racecheck": 1.0, "initcheck": 0.4}
@@ -89,7 +91,7 @@ def _on_cpu(trial: Trial) -> str:
         return f"no build: {built.log.strip().splitlines()[-1][:200] if built.log.strip() else 'no reason given'}"
     environment = {"LD_PRELOAD": str(preload), "ASAN_OPTIONS": OPTIONS, "UBSAN_OPTIONS": "print_stacktrace=1"}
     subject = replace(evaluator.subject(), environment=environment)
-    return _run(trial, subject, built.folder, "AddressSanitizer", timeout)
+    return _run(trial, evaluator.session(subject), built.folder, "AddressSanitizer", timeout)
 
 
 def _on_cuda(trial: Trial) -> str:
@@ -104,18 +106,22 @@ def _on_cuda(trial: Trial) -> str:
     folder, filters = trial.built.folder, only(tool, own)
     began = time.monotonic()
 
-    def look(name: str) -> str:
-        seconds = began + TOOLS[name] * trial.settings.sanitizer_seconds - time.monotonic()
-        if seconds <= 0:
-            return f"{name} not reached in time"
-        prefix = (str(tool), "--tool", name, "--target-processes", "all", "--error-exitcode", "86", *filters)
-        subject = replace(trial.evaluator.subject(), prefix=prefix)
-        return f"{name} {_run(trial, subject, folder, name, seconds, own)}"
+    said: dict[str, str] = {}
+    most = trial.settings.sanitizer_seconds
 
-    # Most of it is starting Python under the tool.
-    at_once = len(TOOLS) if trial.evaluator.room(len(TOOLS), len(TOOLS)) else 1
-    with ThreadPoolExecutor(max_workers=at_once) as pool:
-        return "; ".join(pool.map(look, TOOLS))
+    def look(name: str, session: Session) -> None:
+        seconds = min(TOOLS[name] * most, began + most - time.monotonic())
+        said[name] = _run(trial, session, folder, name, seconds, own) if seconds > 0 else "not reached in time"
+
+    jobs = []
+    for name in TOOLS:
+        prefix = (str(tool), "--tool", name, "--target-processes", "all", "--error-exitcode", "86", *filters)
+        session = trial.evaluator.session(replace(trial.evaluator.subject(), prefix=prefix))
+        jobs.append((session, partial(look, name, session)))
+    # Most of it is starting Python under the tool. The tools want memory of their own.
+    count = len(TOOLS)
+    side_by_side(jobs, count if trial.evaluator.room(2 * count, count) else 1)
+    return "; ".join(f"{name} {said[name]}" for name in TOOLS)
 
 
 def only(tool: Path, own: frozenset[str]) -> list[str]:
@@ -135,14 +141,13 @@ def _options(tool: Path) -> frozenset[str]:
 
 
 def _run(
-    trial: Trial, subject: Subject, folder: Path, name: str, seconds: float, own: frozenset[str] = frozenset()
+    trial: Trial, session: Session, folder: Path, name: str, seconds: float, own: frozenset[str] = frozenset()
 ) -> str:
     """One session under a sanitizer, one call of each case; no step of it takes longer than ``seconds``."""
     evaluator = trial.evaluator
-    session = evaluator.session(subject)
     # The defences would hide what a sanitizer looks for: it has zones and fillings of its own.
     session.settings = trial.settings.model_copy(update={"defences": False, "load_timeout_s": seconds})
-    if subject.prefix:
+    if session.subject.prefix:
         # The tool talks to what it watches over files and sockets that namespaces would take away.
         session.level = "session"
     trial.opened.append(session)

@@ -29,8 +29,29 @@ _numbers = itertools.count(1)
 KEPT_CALLS, KEPT_SHARE = 3, 1 / 8
 """Timed calls on cpu whose outputs the runner keeps, at most, and among how many there is one."""
 
+ASKED = 3
+"""Processes that are asked what an exchange costs, where it is not asked of each"""
+
 KEPT_BYTES = 1 << 30
 """From this size on outputs are not kept beyond the first."""
+
+
+class Exchanges:
+    """What an exchange costs without a Program, by input case: of each the smallest of the first few processes, since
+    whatever else the machine does makes it longer."""
+
+    def __init__(self) -> None:
+        self.costs: dict[str, tuple[float, float]] = {}
+        self.asked = 0
+
+    def enough(self) -> bool:
+        """Whether another process need not be asked."""
+        return self.asked >= ASKED
+
+    def take(self, costs: dict[str, tuple[float, float]]) -> None:
+        """Those of one more process."""
+        self.asked += 1
+        self.costs = {case: min(cost, self.costs.get(case, cost)) for case, cost in costs.items()}
 
 
 class Session:
@@ -50,6 +71,8 @@ class Session:
         """By input case, what an exchange costs without a Program: see ``cost_without_program``"""
         self.watching = self.kind == "cpu" and self.settings.defences and not subject.trusted
         """Whether the processor time of exchanges is looked at."""
+        self.by_itself = False
+        """Whether it asks what an exchange costs whatever is known, and tells nobody else."""
         self.beside: Session | None = None
         """A process that no Program has been in, whose exchanges are timed between this one's"""
         self.controls: dict[str, list[Sample]] = {}
@@ -259,15 +282,17 @@ class Session:
         self.live.ask(Op.STATE, timeout_s=self.settings.load_timeout_s)
         self.samples = []
 
-    def control(self, *, anew: bool = False) -> None:
+    def control(self) -> None:
         """Exchanges as for a call of each input case, but without a Program, which is not there yet: what its clock is
         gated by. The first of each does not count, since it does everything for the first time.
 
-        On cuda those of the Task's first process are enough, unless they are wanted ``anew``: where they accuse a
-        Program, a new process is asked before anybody believes it (see ``post_checks``).
+        On cuda the smallest of the Task's first few screens are enough, unless this process is for itself: where they
+        accuse a Program, a new process is asked before anybody believes it (see ``post_checks``), for which there has
+        to be room.
         """
-        if self.evaluator.exchanges and not anew:
-            self.costs = dict(self.evaluator.exchanges)
+        known = self.evaluator.exchanges
+        if self.kind == "cuda" and not self.by_itself and known.enough() and self.evaluator.room(2, 2):
+            self.costs = dict(known.costs)
             return
         # What these cost beside others' work is more than what they cost alone, as timed calls are.
         alone = self.evaluator.gate.hold("clock") if self.evaluator.crowded else contextlib.nullcontext()
@@ -277,8 +302,8 @@ class Session:
                     self.exchange_without_program(case)
                 del self.controls[str(case)][0]
         self.costs = self.cost_without_program()
-        if self.kind == "cuda" and not self.evaluator.exchanges:
-            self.evaluator.exchanges.update(self.costs)
+        if not self.by_itself:
+            known.take(self.costs)
 
     def drawn(self, what: str, share: float) -> bool:
         """Whether the next call gets something that a share of this session's calls get."""

@@ -50,7 +50,10 @@ class EvaluationSettings(BaseModel):
         default=3, ge=0, description="outputs kept by the runner and read again at the end, calls"
     )
     screen_calls: int = Field(
-        default=20, ge=3, description="timed calls of a screen, unless screen_seconds is up first"
+        default=20,
+        ge=3,
+        description="timed calls of a screen, unless screen_seconds is up first; on cuda with defences three of them "
+        "come after a pause and do not count",
     )
     screen_min_calls: int = Field(default=8, ge=3, description="timed calls of a screen however long they take")
     screen_seconds: float = Field(default=3.0, gt=0, description="wall time for the timed calls of a screen, seconds")

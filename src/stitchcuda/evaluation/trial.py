@@ -218,6 +218,8 @@ class Trial:
     def program_session(self) -> Session:
         """A session for the Program, not yet open; closed with the trial at the latest."""
         session = self.evaluator.program_session()
+        # Those of a publish start beside others.
+        session.by_itself = self.tier == "publish"
         self.programs.append(session)
         self.opened.append(session)
         return session

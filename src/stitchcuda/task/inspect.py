@@ -66,14 +66,14 @@ def available_bytes(kind: str) -> int:
 
 
 def _free_device_bytes() -> int:
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
-    if first := os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip():
-        command.append(f"--id={first}")
-    try:
-        out = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
-        return int(out.splitlines()[0]) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return 2**62
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    # It does not know every name that CUDA does.
+    for which in [[f"--id={first}"], []] if first else [[]]:
+        command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits", *which]
+        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+            out = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+            return int(out.splitlines()[0]) * 2**20
+    return 2**62
 
 
 def _run_probe(task: Task, request: Path, answer: Path, log: Path, limit: int, timeout_s: float) -> int:
