@@ -16,7 +16,7 @@ from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.evaluation.planes import Planes
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.detect import detect
-from stitchcuda.nursery import FORKS_CUDA
+from stitchcuda.nursery import FORKS_CUDA, Forked
 from stitchcuda.program.model import Argument, Launcher, Manifest, Program
 from stitchcuda.task.model import Task, TaskFacts
 
@@ -209,6 +209,11 @@ def test_answers_kept_by_address_are_not_blamed_on_streams(evaluator: Evaluator)
     show(evaluation)
     assert evaluation.status == "wrong_output"
     assert not evaluation.message.startswith("on the caller's stream")
+
+
+def test_the_oracle_is_forked_too(evaluator: Evaluator) -> None:
+    assert evaluator.plan
+    assert isinstance(evaluator.oracle.process, Forked)
 
 
 def test_processes_that_import_torch_say_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
