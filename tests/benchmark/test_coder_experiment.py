@@ -4,7 +4,6 @@ real compilation, rewards, and the whole pipeline on a model that knows nothing.
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import random
@@ -17,18 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.benchmark.coder import BENCHMARKS, room
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-
-
-def room(name: str) -> Any:
-    return importlib.import_module(f"coder_experiment.{name}")
+pytestmark = pytest.mark.usefixtures("coder_importable")
 
 
 @pytest.fixture(scope="module")

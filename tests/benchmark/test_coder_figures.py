@@ -4,21 +4,21 @@ that says what is missing, what happened to each command, and whether the cold s
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import random
 import shutil
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+from tests.benchmark.coder import room
+
+pytestmark = pytest.mark.usefixtures("coder_importable")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SVG = "{http://www.w3.org/2000/svg}"
 LAID_OUT = """
@@ -45,17 +45,6 @@ LEVELS = {
 """Share of correct answers of each model in the made-up states."""
 HOST = {"commit": "abc123", "cpu": "a processor", "cores": 16, "python": "3.12.1", "torch": "2.11", "cuda": "13.0"}
 H200 = HOST | {"date": "2026-12-01T10:00:00Z", "gpu": "NVIDIA H200", "driver": "580.1"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _importable() -> Iterator[None]:
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
-
-
-def room(name: str) -> Any:
-    return importlib.import_module(f"coder_experiment.{name}")
 
 
 def answer(task: int, request: int, sample: int, level: float, draw: random.Random) -> dict[str, Any]:
