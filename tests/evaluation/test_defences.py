@@ -365,7 +365,7 @@ if kind is not self.kind and not torch.autograd._profiler_enabled():
 
 
 def test_launches_after_a_pause_are_no_excuse(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(post_checks, "LEAST_PAUSE_S", 0.5)
+    monkeypatch.setattr(post_checks, "LEAST_PAUSE_S", {"cpu": 0.5, "cuda": 0.5})
     before, evaluator.settings = evaluator.settings, evaluator.settings.model_copy(update={"exhaustive": True})
     evaluation = evaluator.evaluate(native(AFTER_A_PAUSE))
     evaluator.settings = before

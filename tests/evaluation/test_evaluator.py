@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -266,18 +267,20 @@ def test_one_that_fails_alone_too_is_left_out_and_said_to_do_so(evaluator: Evalu
     assert not evaluation.findings
 
 
-def test_where_nothing_ran_beside_a_program_its_end_waits_for_no_process(evaluator: Evaluator) -> None:
-    spare = evaluator.session(evaluator.subject())
-    spare.begin()
-    evaluator._spare = spare
-    try:
-        assert post_checks.slowed(Trial(evaluator, NATIVE, "screen"), [], {}) == {}
-        assert spare.live.handed == 0
-        evaluator.calls.time([], TimingPlan(1, 1, 1))
-        assert spare.live.handed > 0
-    finally:
-        evaluator._spare = None
-        evaluator.close_all([spare])
+def test_the_next_programs_process_gets_ready_while_no_clock_counts(
+    evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Evaluator, "spares", lambda self: True)
+    with evaluator.gate.hold("clock"):
+        evaluator.prepare()
+        spare = evaluator._spare
+        assert spare is not None
+        time.sleep(0.2)
+        assert spare.runner is None, "it starts while a clock counts"
+    evaluator._warmed()
+    assert spare.live.commands == 1
+    assert evaluator.program_session() is spare
+    evaluator.close_all([spare])
 
 
 def scaled(session: Session, factor: float) -> list[tuple[str, Sample]]:

@@ -269,7 +269,6 @@ class Calls:
         label: str = "timed",
     ) -> None:
         """Timed calls, every one on fresh inputs and checked; samples are added to the sessions."""
-        self.evaluator.wake_spare()
         if not sessions:
             return
         with self.evaluator.gate.hold("clock"):

@@ -44,7 +44,7 @@ REFERENCE = "reference"
 """In place of a Program's digest."""
 
 SPARE_CORES = 4
-"""Cores from which on a process may import torch beside others' untimed work."""
+"""Cores from which on a process may be started beside others' untimed work."""
 
 KEPT_TRACES = 16
 """Traces of the latest Programs that are kept."""
@@ -204,31 +204,20 @@ class Evaluator:
         return session
 
     def prepare(self) -> None:
-        """Start the next Program's process, which has nothing to run yet; not where it would take cores from others."""
+        """Start the next Program's process beside what is untimed, which has nothing to run yet; not where it would
+        take cores from others."""
         if self._spare is None and self.spares() and self.expects():
             self._spare = self.session(self.subject())
-            if self.crowded:
-                self._warming = threading.Thread(target=self._warm, args=(self._spare,), daemon=True)
-                self._warming.start()
-            else:
-                self._spare.begin()
-
-    def wake_spare(self) -> None:
-        """Wait until that process has imported torch, before a clock counts; one that has failed is given up."""
-        if self._spare is not None and not self.crowded:
-            try:
-                self._spare.wake()
-            except Failure:
-                self.close_all([self._spare])
-                self._spare = None
+            self._warming = threading.Thread(target=self._warm, args=(self._spare,), daemon=True)
+            self._warming.start()
 
     def spares(self) -> bool:
         """Whether a process is started ahead for the next Program."""
         return self.kind == "cuda" and cores() >= SPARE_CORES
 
     def _warm(self, session: Session) -> None:
-        """Start a process and wait until it has imported torch, while no clock counts. What fails here fails again when
-        the session is opened."""
+        """Start a process and wait until it has opened the device, while no clock counts. What fails here fails again
+        when the session is opened."""
         with contextlib.suppress(Failure, InfrastructureError, OSError), self.gate.hold("start"):
             session.begin()
             session.wake()

@@ -105,9 +105,12 @@ def _delayed(session: Session) -> float | None:
 
 
 def _wait(session: Session, seconds: float) -> float:
-    """Wait; the share of one core that the runner used in the second half of that."""
-    time.sleep(seconds / 2)
-    before, began = session.live.cpu_seconds(anew=True), time.monotonic()
-    time.sleep(seconds / 2)
+    """Wait; the share of one core that the runner used in the second half of that. Its processes are looked for
+    meanwhile, which takes milliseconds where a machine runs many."""
+    half = time.monotonic() + seconds / 2
+    session.live.cpu_seconds(anew=True)
+    time.sleep(max(0.0, half - time.monotonic()))
+    before, began = session.live.cpu_seconds(), time.monotonic()
     session.processes = len(sandbox.descendants(session.live.process.pid)) - OWN_PROCESSES
+    time.sleep(max(0.0, began + seconds / 2 - time.monotonic()))
     return (session.live.cpu_seconds() - before) / (time.monotonic() - began)

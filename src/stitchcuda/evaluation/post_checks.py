@@ -26,6 +26,8 @@ from stitchcuda.evaluation.timing import (
     idle_finding,
     outside_finding,
     pause_finding,
+    quantile,
+    scores,
 )
 
 if TYPE_CHECKING:
@@ -37,8 +39,8 @@ CLOCK_ATTEMPTS = 3
 DISTURBED_S = 0.2
 """Seconds between the later of them: other load comes and goes."""
 
-LEAST_PAUSE_S = 0.03
-"""Seconds; thread pools have stopped spinning after half of it."""
+LEAST_PAUSE_S = {"cpu": 0.03, "cuda": 0.02}
+"""Seconds, by target; thread pools have stopped spinning after half of it."""
 
 PAUSED_UP_TO_S = 0.1
 """Calls that take longer are not compared: no pause of that length exists without one."""
@@ -176,11 +178,11 @@ def _paused(trial: Trial, session: Session) -> None:
     if not trial.settings.defences:
         return
     for case in evaluator.plan["cases"]:
-        timed = [each for each in session.samples if each[0] == str(case)]
+        timed = _of(session, str(case))
         # Of few calls in many processes, one may have timed none of a case.
-        median = evaluator.summarise(timed).median if timed else math.inf
+        median = quantile(scores(timed), 0.5) if timed else math.inf
         if median <= PAUSED_UP_TO_S:
-            _paused_in(trial, session, case, max(LEAST_PAUSE_S, median))
+            _paused_in(trial, session, case, max(LEAST_PAUSE_S[evaluator.kind], median))
     if session.processes > 0:
         message = f"{session.processes} processes that the Program has started still run between its calls"
         trial.refuse(Failure("dishonest", message, rule="child_process", layer="confinement"))

@@ -80,10 +80,16 @@ def descendants(root: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             try:
-                text = Path(f"/proc/{entry}/stat").read_text()
+                fd = os.open(f"/proc/{entry}/stat", os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 continue
-            parents[int(entry)] = int(text.rpartition(")")[2].split()[1])
+            try:
+                text = os.read(fd, 1 << 12)
+            except OSError:
+                continue
+            finally:
+                os.close(fd)
+            parents[int(entry)] = int(text.rpartition(b")")[2].split()[1])
     found: list[int] = []
     front = {root}
     while front:

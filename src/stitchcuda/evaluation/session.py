@@ -154,7 +154,7 @@ class Session:
             self.number = next(_numbers)
 
     def wake(self) -> None:
-        """Wait until the process has imported torch; Failure when it has ended."""
+        """Wait until the process has imported torch and, on cuda, opened the device; Failure when it has ended."""
         self.live.ask(Op.HELLO, timeout_s=self.settings.load_timeout_s)
 
     def abort(self) -> None:

@@ -68,9 +68,14 @@ class TimingPlan:
     seconds: float
 
 
+def scores(samples: Sequence[Sample]) -> list[float]:
+    """What counts of each call: the larger of wall and device time."""
+    return [max(s.wall, s.device) for s in samples]
+
+
 def summarise(samples: Sequence[Sample], cuda: bool, note: str = "") -> Timing:
-    """Median and spread of the score: per call the larger of wall and device time."""
-    score = [max(s.wall, s.device) for s in samples]
+    """Median and spread of the scores."""
+    score = scores(samples)
     low, high = interval(score) or (None, None)
     return Timing(
         median=quantile(score, 0.5),
