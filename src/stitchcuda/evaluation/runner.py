@@ -121,10 +121,26 @@ class Runner:
         self.memory = self.buffers.map_arena(fd, self.arena.total)
         self.view = memoryview(self.memory)
         if self.cuda:
-            # Opens the device, which takes as long as all that follows until the first call.
-            self.torch.zeros(1, device="cuda")
-            self.sync()
+            self.rehearse()
         self.report({"missing": self.config["missing"], "torch": self.torch.__version__})
+
+    def rehearse(self) -> None:
+        """Open the device, and do with a few elements what is done around calls: a process loads each of torch's
+        kernels when it first needs it, and each takes milliseconds."""
+        torch = self.torch
+        memory = torch.zeros(4096, dtype=torch.uint8, device="cuda")
+        values = memory[:2048].view(torch.float32)
+        values.fill_(float("nan"))
+        values.clone().zero_()
+        memory[2048:].view(torch.float32).copy_(values)
+        memory[2048:].copy_(memory[:2048])
+        torch.stack([values.sum(dtype=torch.float64)] * 2).tolist()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        torch.cuda._sleep(1)
+        torch.cuda.memory_snapshot()
+        self.sync()
+        event.elapsed_time(event)
 
     def attach(self) -> None:
         self.setup = self.read("setup")
