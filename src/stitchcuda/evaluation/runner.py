@@ -48,11 +48,11 @@ if not TYPE_CHECKING:
 HARMLESS_ERRORS = (600, 704)
 """cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
 
-ORDERED_CYCLES = 40_000_000
-"""At least, for which the current stream is busy before an ordered call: 20 ms of a clock of 2 GHz. The call has been
+ORDERED_CYCLES = 100_000_000
+"""At least, for which the current stream is busy before an ordered call: 50 ms of a clock of 2 GHz. The call has been
 made, and its outputs are waited for, before that is over; so it is twice as long as the call before where that is
 longer."""
-ORDERED_MOST = 50
+ORDERED_MOST = 20
 """Times that, at most"""
 
 
