@@ -9,9 +9,9 @@ own. ``--target cpu`` simulates nodes on this machine, each with one CPU and a c
 and that verdicts agree; its rates say nothing, since the nodes share the cores. Facts and stock options are measured
 once, before any clock counts, and ``--no-baselines`` leaves the options out, which take longest.
 
-Programs are submitted task by task, as a search and a training step do. The clock counts from the first submission to
-the last result. By then every worker has imported torch; no task is open anywhere and no program is built, so that any
-number of workers pays for both alike.
+Programs are submitted task by task, as a search and a training step do, the largest tasks first. The clock counts from
+the first submission to the last result. By then every worker has imported torch; no task is open anywhere and no
+program is built, so that any number of workers pays for both alike.
 
 The most workers go first. A set is begun where there is time for it, going by how long another took; past
 ``--slice-seconds``, or interrupted, it ends in order, and what it has done by then is kept apart. A slice goes on where
@@ -48,9 +48,10 @@ from provenance import write_text
 from stitchcuda.compute.devices import find_devices, visible_gpus
 from stitchcuda.compute.model import Job, Outcome, Wanted
 from stitchcuda.compute.ray_cluster import RayCompute
+from stitchcuda.evaluation.pipeline import tensor_bytes
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.model import Device
-from stitchcuda.task.model import Target, Task, TaskFacts
+from stitchcuda.task.model import Target, Task, TaskFacts, TensorFacts
 
 HERE = Path(__file__).parent
 UNFINISHED = 3
@@ -58,9 +59,9 @@ LEAST_GAIN = 1.8
 """From one GPU to two."""
 STORE_BYTES = 100 << 20
 START_SECONDS = 180.0
-EVALUATION_SECONDS = 8.0
+EVALUATION_SECONDS = 4.0
 """Of one evaluation on one GPU, its builds and its share of an opening included, where no set was measured: 7.8 on an
-H200 at commit d09e99b."""
+H200 at commit d09e99b, before screens took half as long."""
 SPARE = 1.1
 """Times what a set should take, going by another."""
 END_SECONDS = 15.0
@@ -173,10 +174,12 @@ class Utilisation:
 
 
 def jobs_of(device: Device, tasks: Known, count: int, settings: EvaluationSettings) -> dict[str, Job]:
-    """The set as jobs, by the programs' names, task by task."""
+    """The set as jobs, by the programs' names, task by task, the largest tasks first: what takes longest is not what
+    one device is left with at the end."""
     kind = device.target.kind
     wanted = Wanted(kind=kind, name=device.name)
-    members, order = list(large(kind))[:count], list(tasks)
+    members = list(large(kind))[:count]
+    order = sorted(tasks, key=lambda name: bytes_of(tasks[name][1]), reverse=True)
     jobs = {}
     for member in sorted(members, key=lambda member: order.index(member.spec.name)):
         task, facts = tasks[member.spec.name]
@@ -184,6 +187,12 @@ def jobs_of(device: Device, tasks: Known, count: int, settings: EvaluationSettin
         fields: dict[str, Any] = {"wanted": wanted, "task": task, "facts": facts, "device": device}
         jobs[member.name] = Job(kind="evaluate", program=program, settings=settings, **fields)
     return jobs
+
+
+def bytes_of(facts: TaskFacts) -> int:
+    """Of a task's inputs, outputs and parameters."""
+    tensors = (fact for fact in (*facts.inputs, *facts.outputs) if isinstance(fact, TensorFacts))
+    return sum(map(tensor_bytes, tensors)) + 4 * facts.parameters
 
 
 def ready(place: RayCompute, wanted: Wanted, target: Target, workers: int) -> None:
