@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch.profiler import record_function
 
-from stitchcuda.evaluation.collect import collect
+from stitchcuda.evaluation.collect import CALL, active_seconds, collect
 
 
 def test_what_takes_the_core_away_from_an_operator_in_one_call_is_not_its_work() -> None:
@@ -28,3 +30,26 @@ def test_what_takes_the_core_away_from_an_operator_in_one_call_is_not_its_work()
     assert rows["own::tiny"]["seconds"] < 5e-3
     assert rows["own::tiny"]["calls"] == 1
     assert rows["aten::exp_"]["calls"] == 4
+
+
+def event(name: str, device: str, start: float, end: float) -> SimpleNamespace:
+    """One of a recording, microseconds."""
+    return SimpleNamespace(
+        name=name, device_type=f"DeviceType.{device}", time_range=SimpleNamespace(start=start, end=end)
+    )
+
+
+def test_a_device_is_as_busy_as_in_the_median_call_whatever_came_between_one_of_them() -> None:
+    marks = [event(CALL, "CPU", at, at + 400) for at in (0, 500, 1000)]
+    ranges = [event(CALL, "CUDA", at, at + 400) for at in (0, 500, 1000)]
+    kernels = [event("own", "CUDA", 10, 40), event("own", "CUDA", 510, 840), event("own", "CUDA", 1010, 1040)]
+    other = [event("other", "CUDA", at + 20, at + 60) for at in (0, 500, 1000)]  # 20 us of each beyond the first kernel
+    recording = SimpleNamespace(events=lambda: [*marks, *ranges, *kernels, *other])
+    assert active_seconds(recording, 3) == pytest.approx(50e-6)
+
+
+def test_a_device_is_as_busy_as_on_average_where_nobody_knows_when_calls_begin() -> None:
+    marks = [event(CALL, "CPU", at, at + 400) for at in (0, 100, 500)]  # one of them a program's own
+    kernels = [event("own", "CUDA", 10, 40), event("own", "CUDA", 510, 840)]
+    recording = SimpleNamespace(events=lambda: [*marks, *kernels])
+    assert active_seconds(recording, 2) == pytest.approx(180e-6)

@@ -283,6 +283,29 @@ def test_the_next_programs_process_gets_ready_while_no_clock_counts(
     evaluator.close_all([spare])
 
 
+def test_nobody_waits_at_the_end_for_a_process_that_gets_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evaluator, "spares", lambda self: True)
+    begun, given_up = threading.Event(), threading.Event()
+    real = Session.wake
+
+    def wake(session: Session) -> None:
+        begun.set()
+        time.sleep(0.5)
+        with pytest.raises(Failure):
+            real(session)
+        given_up.set()
+
+    monkeypatch.setattr(Session, "wake", wake)
+    with Evaluator(TASK, make_facts(), DEVICE, cache=tmp_path, settings=SETTINGS) as opened:
+        _ = opened.oracle
+        opened.prepare()
+        assert begun.wait(60)
+        assert opened._spare is not None
+        runner = opened._spare.live
+    assert not runner.alive(), "it outlives its Evaluator"
+    assert given_up.is_set()
+
+
 def scaled(session: Session, factor: float) -> list[tuple[str, Sample]]:
     """A session's samples, were its calls so many times as long."""
     return [(case, replace(sample, wall=factor * sample.wall)) for case, sample in session.samples]

@@ -89,3 +89,17 @@ def test_the_arena_cannot_be_shrunk() -> None:
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(runner.arena_fd, 0)
     runner.close()
+
+
+def test_a_process_may_have_any_name(tmp_path: Path) -> None:
+    link = os.fsencode(tmp_path) + b"/a \xff) 1 2"
+    os.symlink(b"/bin/sleep", link)
+    named = subprocess.Popen([link, b"60"])
+    try:
+        until = time.monotonic() + 10
+        while b"\xff" not in Path(f"/proc/{named.pid}/stat").read_bytes():
+            assert time.monotonic() < until
+        assert named.pid in sandbox.descendants(os.getpid())
+    finally:
+        named.kill()
+        named.wait()

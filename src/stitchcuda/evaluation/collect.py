@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import statistics
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,13 +19,16 @@ ANNOTATIONS = ("own::", "ProfilerStep", "## ", "Torch-Compiled Region", "Compile
 LONG_ENOUGH_S = 0.02
 """Fewer calls are recorded when they take longer than this together, since reading a long recording takes seconds."""
 
+CALL = "## call ##"
+"""The range around each recorded call"""
+
 ROWS = 400
 """Rows kept, longest first."""
 
 
 def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     """Trace ``calls`` calls; seconds per call. Rows: name, kind, operator, seconds, calls."""
-    from torch.profiler import ProfilerActivity, profile
+    from torch.profiler import ProfilerActivity, profile, record_function
 
     sync: Callable[[], None] = torch.cuda.synchronize if cuda else (lambda: None)
     call()
@@ -38,8 +44,9 @@ def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if cuda else [])
     with profile(activities=activities) as recording:
         for _ in range(calls):
-            call()
-            sync()
+            with record_function(CALL) if cuda else contextlib.nullcontext():
+                call()
+                sync()
     table = _device_rows(recording) if cuda else _operator_rows(recording, calls)
     rows: list[dict[str, Any]] = [
         {"name": n[:500], "kind": k, "operator": o[:200], "seconds": s / calls, "calls": c / calls}
@@ -49,21 +56,34 @@ def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
     busy = sum(float(row["seconds"]) for row in rows)
     launches = sum(float(row["calls"]) for row in rows if row["kind"] == "kernel" or not cuda)
     told = {"rows": rows[:ROWS], "wall_seconds": wall, "busy_seconds": busy, "launches": launches}
-    return told | {"active_seconds": _active(recording) / calls if cuda else 0.0}
+    return told | {"active_seconds": active_seconds(recording, calls) if cuda else 0.0}
 
 
-def _active(recording: Any) -> float:
-    """Seconds in which anything ran on the device, on whatever stream."""
-    spans = sorted(
-        (event.time_range.start, event.time_range.end)
-        for event in recording.events()
-        if str(event.device_type).endswith("CUDA") and _ran(event)
-    )
-    active, until = 0.0, float("-inf")
+def active_seconds(recording: Any, calls: int) -> float:
+    """Seconds of a call in which anything ran on the device, on whatever stream: the median of the ``calls``, since
+    another process may come between what one of them runs; their mean where it does not show where each begins."""
+    events = recording.events()
+    begun = sorted(event.time_range.start for event in events if event.name == CALL and not _on_device(event))
+    spans = sorted((e.time_range.start, e.time_range.end) for e in events if _on_device(e) and _ran(e))
+    if len(begun) != calls:
+        return _covered(spans) / calls * 1e-6
+    each: list[list[tuple[float, float]]] = [[] for _ in begun]
+    for span in spans:
+        each[max(0, bisect.bisect_right(begun, span[0]) - 1)].append(span)
+    return statistics.median(map(_covered, each)) * 1e-6
+
+
+def _covered(spans: list[tuple[float, float]]) -> float:
+    """How much time sorted spans cover together."""
+    covered, until = 0.0, float("-inf")
     for start, end in spans:
-        active += max(0.0, end - max(start, until))
+        covered += max(0.0, end - max(start, until))
         until = max(until, end)
-    return active * 1e-6
+    return covered
+
+
+def _on_device(event: Any) -> bool:
+    return str(event.device_type).endswith("CUDA")
 
 
 def _ran(event: Any) -> bool:
@@ -97,11 +117,11 @@ def _device_rows(recording: Any) -> Table:
     operators: dict[str, str] = {}
     events = recording.events()
     for event in events:
-        if str(event.device_type).endswith("CPU"):
+        if str(event.device_type).endswith("CPU") and event.name != CALL:
             for kernel in event.kernels:
                 operators.setdefault(kernel.name, event.name)
     for event in events:
-        if not str(event.device_type).endswith("CUDA"):
+        if not _on_device(event):
             continue
         name = event.name
         if not _ran(event):

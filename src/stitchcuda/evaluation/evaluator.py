@@ -106,6 +106,8 @@ class Evaluator:
         return self._client
 
     def _stop_oracle(self) -> None:
+        if self._spare is not None:
+            self._spare.abort()  # nobody waits for what it still has to do
         self._warmed()
         self.stocks.held.clear()
         self.stocks.early.clear()
@@ -219,14 +221,15 @@ class Evaluator:
         """Start a process and wait until it has opened the device, while no clock counts. What fails here fails again
         when the session is opened."""
         with contextlib.suppress(Failure, InfrastructureError, OSError), self.gate.hold("start"):
-            session.begin()
-            session.wake()
+            if not session.aborted:
+                session.begin()
+                session.wake()
 
     def _warmed(self) -> None:
         """Wait for that, since a process answers one thread at a time."""
-        warming, self._warming = self._warming, None
-        if warming is not None:
-            warming.join()
+        if self._warming is not None:
+            self._warming.join()
+        self._warming = None
 
     def program_session(self) -> Session:
         """A session for a Program, not yet open: the prepared one where there is one."""

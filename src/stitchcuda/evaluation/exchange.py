@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation import wire
 from stitchcuda.evaluation.timing import Sample
 from stitchcuda.evaluation.wire import Op
 
@@ -70,7 +70,7 @@ def exchange(
     session.oracle.ask("hand", session=session.number, call=call)
     order = wire.ORDERED if ordered else 0
     flags, out = flags | order, out | order
-    taking = (order or wire.FLUSH) | (wire.REUSE if reuse else 0)
+    taking = (0 if ordered else wire.FLUSH) | (wire.REUSE if reuse else 0)
     runner.ask(Op.INPUTS, timeout_s=patience, call=call, flags=taking, argument=seed)
     asleep = asleep_for(runner.handed, _spent(session) - spent[0], (delayed[0], _delayed(session)))
     idle = _wait(session, pause) if pause else 0.0
@@ -105,12 +105,12 @@ def _delayed(session: Session) -> float | None:
 
 
 def _wait(session: Session, seconds: float) -> float:
-    """Wait; the share of one core that the runner used in the second half of that. Its processes are looked for
-    meanwhile, which takes milliseconds where a machine runs many."""
-    half = time.monotonic() + seconds / 2
-    session.live.cpu_seconds(anew=True)
-    time.sleep(max(0.0, half - time.monotonic()))
-    before, began = session.live.cpu_seconds(), time.monotonic()
-    session.processes = len(sandbox.descendants(session.live.process.pid)) - OWN_PROCESSES
-    time.sleep(max(0.0, began + seconds / 2 - time.monotonic()))
-    return (session.live.cpu_seconds() - before) / (time.monotonic() - began)
+    """Wait; the share of one core that the runner used in the second half of that. Its processes are looked for at
+    half of it, which takes milliseconds where a machine runs many."""
+    runner, end = session.live, time.monotonic() + seconds
+    time.sleep(seconds / 2)
+    before = runner.cpu_seconds(anew=True)
+    began = time.monotonic()
+    session.processes = len(runner.members) - OWN_PROCESSES
+    time.sleep(max(seconds / 4, end - began))
+    return (runner.cpu_seconds() - before) / (time.monotonic() - began)

@@ -37,7 +37,8 @@ FILLED = 0.85
 """Share of the device's (on cpu the machine's) memory that open Evaluators may need together."""
 
 CONTEXTS = 2 << 30
-"""Bytes for the contexts of an oracle and a runner on cuda; on cpu a quarter of it for their processes."""
+"""Bytes for the contexts of an oracle, a runner and the next Program's process on cuda; on cpu a quarter of it for
+processes."""
 
 ELEMENT_BYTES = {"float64": 8, "int64": 8, "complex64": 8, "complex128": 16, "float16": 2, "bfloat16": 2}
 """Of dtypes that are not four bytes wide; smaller ones count as two."""

@@ -266,7 +266,7 @@ def slowed(trial: Trial, stock: list[Session], beside: dict[str, Samples]) -> di
     sound, evaluator = trial.sound(stock), trial.evaluator
     for attempt in range(SLOWED_ATTEMPTS):
         if not sound:
-            break  # a clock would wait for the next Program's process, which is starting, and time nothing
+            break
         for each in sound:
             each.samples = []
         evaluator.calls.time(sound, TimingPlan(SLOWED_CALLS, SLOWED_CALLS, 1e9), label=f"after{attempt}-")

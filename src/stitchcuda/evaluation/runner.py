@@ -48,11 +48,11 @@ if not TYPE_CHECKING:
 HARMLESS_ERRORS = (600, 704)
 """cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
 
-ORDERED_CYCLES = 100_000_000
-"""At least, for which the current stream is busy before an ordered call: 50 ms of a clock of 2 GHz. The call has been
+ORDERED_CYCLES = 40_000_000
+"""At least, for which the current stream is busy before an ordered call: 20 ms of a clock of 2 GHz. The call has been
 made, and its outputs are waited for, before that is over; so it is twice as long as the call before where that is
 longer."""
-ORDERED_MOST = 20
+ORDERED_MOST = 50
 """Times that, at most"""
 
 
@@ -121,12 +121,15 @@ class Runner:
         self.memory = self.buffers.map_arena(fd, self.arena.total)
         self.view = memoryview(self.memory)
         if self.cuda:
-            self.rehearse()
+            # What cannot be had without the device is reported; the rest is needed, and fails, later.
+            self.torch.zeros(1, device="cuda")
+            with contextlib.suppress(RuntimeError):
+                self.rehearse()
         self.report({"missing": self.config["missing"], "torch": self.torch.__version__})
 
     def rehearse(self) -> None:
-        """Open the device, and do with a few elements what is done around calls: a process loads each of torch's
-        kernels when it first needs it, and each takes milliseconds."""
+        """Do with a few elements what is done around calls: a process loads each of torch's kernels when it first needs
+        it, and each takes milliseconds."""
         torch = self.torch
         memory = torch.zeros(4096, dtype=torch.uint8, device="cuda")
         values = memory[:2048].view(torch.float32)
@@ -278,13 +281,6 @@ class Runner:
         if self.cuda:
             self.torch.cuda.reset_peak_memory_stats()
             self.poison.reset_persisting_cache()
-            if flags & wire.ORDERED:
-                self.sync()
-                cycles = min(max(ORDERED_CYCLES, 4 * self.wall), ORDERED_MOST * ORDERED_CYCLES)
-                self.inputs.arrive(lambda: self.torch.cuda._sleep(cycles))
-                if seed >= 0:
-                    self.states.seed_all(seed)
-                return
             if flags & wire.FLUSH and self.setup["flush_bytes"]:
                 if self.flush_buffer is None:
                     cache = getattr(self.torch.cuda.get_device_properties(0), "L2_cache_size", 0)
@@ -314,6 +310,10 @@ class Runner:
     def run_call(self, flags: int, form: int) -> tuple[int, int]:
         """One call, or with ``CONTROL`` an answer of a ``form`` alone; wall and device nanoseconds."""
         torch, inputs = self.torch, self.inputs.values
+        if flags & wire.ORDERED:
+            # Here, so that nothing comes between the busy stream and the call, however busy the machine is.
+            cycles = min(max(ORDERED_CYCLES, 4 * self.wall), ORDERED_MOST * ORDERED_CYCLES)
+            self.inputs.arrive(lambda: torch.cuda._sleep(cycles))
         call = (lambda *_: self.control(form)) if flags & wire.CONTROL else self.call
         assert call is not None
         self.poison.allocated(bool(flags & wire.FILL))

@@ -217,7 +217,9 @@ class Trial:
 
     def program_session(self) -> Session:
         """A session for the Program, not yet open; closed with the trial at the latest."""
+        began = time.monotonic()
         session = self.evaluator.program_session()
+        self.spent("start", began)  # of one that still gets ready
         # Those of a publish start beside others.
         session.by_itself = self.tier == "publish"
         self.programs.append(session)

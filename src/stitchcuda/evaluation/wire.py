@@ -91,8 +91,8 @@ COUNT = 512
 """CALL flag: count the Program's launches in this call."""
 
 ORDERED = 1024
-"""INPUTS, CALL and EXPORT flag: on cuda the inputs are still being made on the current stream when the call comes, and
-its outputs are copied on that stream at once, without a device-wide synchronisation before or after it."""
+"""CALL and EXPORT flag: on cuda the inputs are still being made on the current stream when the call comes, and its
+outputs are copied on that stream at once, without a device-wide synchronisation before or after it."""
 
 
 class Closed(Exception):
