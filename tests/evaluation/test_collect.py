@@ -53,3 +53,13 @@ def test_a_device_is_as_busy_as_on_average_where_nobody_knows_when_calls_begin()
     kernels = [event("own", "CUDA", 10, 40), event("own", "CUDA", 510, 840)]
     recording = SimpleNamespace(events=lambda: [*marks, *kernels])
     assert active_seconds(recording, 2) == pytest.approx(180e-6)
+
+
+@pytest.mark.parametrize("late", [[(1200, 1500)], [(60, 120), (360, 420)]], ids=["behind the last", "between two"])
+def test_what_runs_when_no_call_does_counts_all_the_same(late: list[tuple[float, float]]) -> None:
+    marks = [event(CALL, "CPU", at, at + 50) for at in (0, 300, 1000)]
+    kernels = [event("own", "CUDA", at + 10, at + 20) for at in (0, 300, 1000)]
+    hidden = [event("own", "CUDA", *times) for times in late]
+    recording = SimpleNamespace(events=lambda: [*marks, *kernels, *hidden])
+    whole = 30 + sum(end - start for start, end in late)
+    assert active_seconds(recording, 3) == pytest.approx(whole / 3 * 1e-6)

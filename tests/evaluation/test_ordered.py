@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,21 +20,13 @@ class Scripted(Calls):
     """Calls whose verdicts are given, and what was asked for."""
 
     def __init__(self, *oks: bool) -> None:
-        self.holds: list[str] = []
-        gate = SimpleNamespace(hold=self._hold)
-        super().__init__(cast("Any", SimpleNamespace(settings=EvaluationSettings(), gate=gate)))
+        super().__init__(cast("Any", SimpleNamespace(settings=EvaluationSettings())))
         self.oks = list(oks)
         self.asked: list[dict[str, Any]] = []
         self.checked: list[dict[str, Any]] = []
 
-    @contextlib.contextmanager
-    def _hold(self, kind: str) -> Iterator[None]:
-        self.holds.append(kind)
-        yield
-        self.holds.pop()
-
     def play(self, sessions: Any, label: str, case: str | None, **asked: Any) -> list[Any]:
-        self.asked.append({"label": label, "held": bool(self.holds)} | asked)
+        self.asked.append({"label": label} | asked)
         return [(sessions[0], None, {"ok": self.oks.pop(0), "message": f"of {label}", "layer": "numerics"})]
 
     def run(self) -> list[str]:
@@ -57,7 +47,6 @@ def test_what_is_wrong_twice_in_such_calls_and_right_between_them_is_the_order()
     assert calls.checked[-1]["layer"] == "memory"
     assert "caller's stream" in calls.checked[-1]["message"]
     assert [asked["ordered"] for asked in calls.asked] == [True, False, True]
-    assert [asked["held"] for asked in calls.asked] == [True, False, True], "the device is not given away meanwhile"
     assert len({asked["label"] for asked in calls.asked}) == 3, "fresh inputs each"
     assert len({asked["reuse"] for asked in calls.asked}) == 1, "at addresses of the same kind"
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 
 from stitchcuda.errors import ToolMissing
+from stitchcuda.evaluation import collect
 from stitchcuda.hardware.detect import detect
 from stitchcuda.profiling.capture import Subject, record
 from stitchcuda.profiling.measure import measure
@@ -38,3 +42,29 @@ def test_counters_of_a_kernel_are_read_in_the_confinement() -> None:
     profile = measure(one, device, counters=1).profile
     assert profile.counters, profile.remarks
     assert profile.counters[0].seconds > 0
+
+
+def test_what_a_call_runs_lies_within_its_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    recordings = []
+    real = collect.active_seconds
+
+    def active_seconds(recording: Any, calls: int) -> float:
+        recordings.append((recording, calls))
+        return real(recording, calls)
+
+    monkeypatch.setattr(collect, "active_seconds", active_seconds)
+    x = torch.randn(1 << 22, device="cuda")
+    told = collect.collect(lambda: x.sin().cos(), 3, cuda=True)
+    [(recording, calls)] = recordings
+    device = [event for event in recording.events() if str(event.device_type).endswith("CUDA")]
+    kernels = [event.time_range for event in device if event.name != collect.CALL]
+    marks = [e.time_range for e in recording.events() if e.name == collect.CALL and e not in device]
+    assert (calls, len(marks), len(kernels)) == (3, 3, 6)
+    skew = collect.SKEW_US
+    outside = [
+        (each.start, each.end)
+        for each in kernels
+        if not any(mark.start - skew <= each.start and each.end <= mark.end + skew for mark in marks)
+    ]
+    assert not outside, [(mark.start, mark.end) for mark in marks]
+    assert told["active_seconds"] == pytest.approx(told["busy_seconds"], rel=0.3)

@@ -82,19 +82,24 @@ class CallInputs:
 
     def arrive(self, wait: Callable[[], None]) -> None:
         """Clear what lies on the device, then ``wait`` and put the contents back on the current stream, without waiting
-        for that: who reads them on another stream that does not wait for this one finds zeros. Large inputs stay."""
+        for that: who reads them on another stream that does not wait for this one finds zeros. Large inputs stay, and
+        those for which memory is short."""
         there = [tensor for _, tensor in self.tensors if tensor.is_cuda and 0 not in tensor.stride()]
         if sum(tensor.numel() * tensor.element_size() for tensor in there) > LARGE_INPUTS:
             there = []
         with torch.no_grad():
             # From the device, since a copy of the host's memory would be waited for.
-            contents = [tensor.data.clone() for tensor in there]
+            try:
+                contents = [tensor.data.clone() for tensor in there]
+            except torch.OutOfMemoryError:
+                there, contents = [], []
             for tensor in there:
                 tensor.data.zero_()
             torch.cuda.synchronize()
             wait()
             for tensor, content in zip(there, contents, strict=True):
                 tensor.data.copy_(content)
+                content.zero_()  # what the call allocates next may lie there
 
     def storages(self) -> set[int]:
         """Where the inputs' storages lie."""

@@ -4,7 +4,6 @@ weights in the middle of them. How one call is exchanged is in ``session``; the 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import random
 import time
@@ -240,10 +239,8 @@ class Calls:
     def _verdicts(
         self, session: Session, label: str, case: str | None, *, reuse: bool, ordered: bool = False
     ) -> list[dict[str, Any]]:
-        """Of one call that is not timed. While one is ordered the device is not given to others, whose clocks would
-        count beside what its stream waits with."""
-        with self.evaluator.gate.hold("work") if ordered else contextlib.nullcontext():
-            return [told for _, _, told in self.play([session], label, case, reuse=reuse, ordered=ordered)]
+        """Of one call that is not timed."""
+        return [told for _, _, told in self.play([session], label, case, reuse=reuse, ordered=ordered)]
 
     def held_calls(self, *, first: bool) -> int:
         """How many outputs of an input case the runner keeps, one of all cases but the ``first``; fewer when they are

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import bisect
 import contextlib
 import statistics
 import time
@@ -21,6 +20,9 @@ LONG_ENOUGH_S = 0.02
 
 CALL = "## call ##"
 """The range around each recorded call"""
+
+SKEW_US = 10.0
+"""Microseconds by which the device's clock may differ from the one that the ranges are taken with"""
 
 ROWS = 400
 """Rows kept, longest first."""
@@ -61,19 +63,24 @@ def collect(call: Callable[[], Any], calls: int, cuda: bool) -> dict[str, Any]:
 
 def active_seconds(recording: Any, calls: int) -> float:
     """Seconds of a call in which anything ran on the device, on whatever stream: the median of the ``calls``, since
-    another process may come between what one of them runs; their mean where it does not show where each begins."""
+    another process may come between what one of them runs; their mean where anything ran outside of them."""
     events = recording.events()
-    begun = sorted(event.time_range.start for event in events if event.name == CALL and not _on_device(event))
-    spans = sorted((e.time_range.start, e.time_range.end) for e in events if _on_device(e) and _ran(e))
-    if len(begun) != calls:
+    spans = sorted(_times(event) for event in events if _on_device(event) and _ran(event))
+    marks = sorted(_times(event) for event in events if event.name == CALL and not _on_device(event))
+    each = [[span for span in spans if begin - SKEW_US <= span[0] and span[1] <= end + SKEW_US] for begin, end in marks]
+    if len(marks) != calls or sum(map(len, each)) != len(spans):
         return _covered(spans) / calls * 1e-6
-    each: list[list[tuple[float, float]]] = [[] for _ in begun]
-    for span in spans:
-        each[max(0, bisect.bisect_right(begun, span[0]) - 1)].append(span)
     return statistics.median(map(_covered, each)) * 1e-6
 
 
-def _covered(spans: list[tuple[float, float]]) -> float:
+Times = tuple[float, float]
+
+
+def _times(event: Any) -> Times:
+    return event.time_range.start, event.time_range.end
+
+
+def _covered(spans: list[Times]) -> float:
     """How much time sorted spans cover together."""
     covered, until = 0.0, float("-inf")
     for start, end in spans:

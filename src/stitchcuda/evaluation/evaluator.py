@@ -107,7 +107,7 @@ class Evaluator:
 
     def _stop_oracle(self) -> None:
         if self._spare is not None:
-            self._spare.abort()  # nobody waits for what it still has to do
+            self._spare.abort()  # what it has begun is given up
         self._warmed()
         self.stocks.held.clear()
         self.stocks.early.clear()

@@ -325,9 +325,11 @@ class Runner:
         with torch.no_grad():
             if flags & wire.ORDERED:
                 began = clock()
-                outputs = plain(call(*inputs))
-                self.early = self.layout.pack({"out": outputs}, self.data["outputs"], keep_strides=False)
-                self.sync()
+                try:
+                    outputs = plain(call(*inputs))
+                    self.early = self.layout.pack({"out": outputs}, self.data["outputs"], keep_strides=False)
+                finally:
+                    self.sync()  # nobody is to find the stream busy
                 wall = clock() - began
             elif self.cuda:
                 start = torch.cuda.Event(enable_timing=True)
