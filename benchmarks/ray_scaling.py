@@ -48,10 +48,10 @@ from provenance import write_text
 from stitchcuda.compute.devices import find_devices, visible_gpus
 from stitchcuda.compute.model import Job, Outcome, Wanted
 from stitchcuda.compute.ray_cluster import RayCompute
-from stitchcuda.evaluation.pipeline import tensor_bytes
+from stitchcuda.evaluation.pipeline import memory_need
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.hardware.model import Device
-from stitchcuda.task.model import Target, Task, TaskFacts, TensorFacts
+from stitchcuda.task.model import Target, Task, TaskFacts
 
 HERE = Path(__file__).parent
 UNFINISHED = 3
@@ -179,7 +179,7 @@ def jobs_of(device: Device, tasks: Known, count: int, settings: EvaluationSettin
     kind = device.target.kind
     wanted = Wanted(kind=kind, name=device.name)
     members = list(large(kind))[:count]
-    order = sorted(tasks, key=lambda name: bytes_of(tasks[name][1]), reverse=True)
+    order = sorted(tasks, key=lambda name: memory_need(*tasks[name]), reverse=True)
     jobs = {}
     for member in sorted(members, key=lambda member: order.index(member.spec.name)):
         task, facts = tasks[member.spec.name]
@@ -187,12 +187,6 @@ def jobs_of(device: Device, tasks: Known, count: int, settings: EvaluationSettin
         fields: dict[str, Any] = {"wanted": wanted, "task": task, "facts": facts, "device": device}
         jobs[member.name] = Job(kind="evaluate", program=program, settings=settings, **fields)
     return jobs
-
-
-def bytes_of(facts: TaskFacts) -> int:
-    """Of a task's inputs, outputs and parameters."""
-    tensors = (fact for fact in (*facts.inputs, *facts.outputs) if isinstance(fact, TensorFacts))
-    return sum(map(tensor_bytes, tensors)) + 4 * facts.parameters
 
 
 def ready(place: RayCompute, wanted: Wanted, target: Target, workers: int) -> None:

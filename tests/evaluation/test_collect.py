@@ -55,6 +55,14 @@ def test_a_device_is_as_busy_as_on_average_where_nobody_knows_when_calls_begin()
     assert active_seconds(recording, 2) == pytest.approx(180e-6)
 
 
+def test_what_two_calls_may_claim_makes_up_for_nothing_outside_of_them() -> None:
+    marks = [event(CALL, "CPU", at, at + 50) for at in (0, 55, 110)]
+    kernels = [event("own", "CUDA", at + 20, at + 30) for at in (0, 55, 110)]
+    between, behind = event("own", "CUDA", 51, 54), event("own", "CUDA", 300, 600)
+    recording = SimpleNamespace(events=lambda: [*marks, *kernels, between, behind])
+    assert active_seconds(recording, 3) == pytest.approx(333 / 3 * 1e-6)
+
+
 @pytest.mark.parametrize("late", [[(1200, 1500)], [(60, 120), (360, 420)]], ids=["behind the last", "between two"])
 def test_what_runs_when_no_call_does_counts_all_the_same(late: list[tuple[float, float]]) -> None:
     marks = [event(CALL, "CPU", at, at + 50) for at in (0, 300, 1000)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
 
+from stitchcuda.evaluation import wire
 from stitchcuda.evaluation.calls import Calls
 from stitchcuda.evaluation.poison import PERSISTING_L2_LIMIT, Poison
+from stitchcuda.evaluation.runner import Runner
 from stitchcuda.evaluation.session import Session
 from stitchcuda.evaluation.settings import EvaluationSettings
 
@@ -56,6 +60,47 @@ def test_what_is_wrong_otherwise_is_not(oks: tuple[bool, ...]) -> None:
     rules = Scripted(*oks).run()
     assert rules
     assert set(rules) == {""}
+
+
+class Scene(Runner):
+    """A runner without a device that notes in which order an ordered call's parts come."""
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.order: list[str] = []
+        note = self.order.append
+        self.torch: Any = torch
+        self.cuda, self.wall, self.witness = True, 7, None
+        self.inputs = SimpleNamespace(values=[], arrive=lambda last: note(f"inputs after {last}"))
+        self.poison = SimpleNamespace(allocated=lambda fill: None, freed=lambda now: None)
+        self.launches = SimpleNamespace(begin=lambda: None, end=lambda counted: None)
+        self.layout = SimpleNamespace(plain=lambda value: value, pack=lambda *_, **__: note("outputs") or {})
+        self.data: Any = {"outputs": None}
+
+        def noted() -> Any:
+            note("call")
+            return call()
+
+        self.call = noted
+
+    def sync(self) -> None:
+        self.order.append("sync")
+
+
+def test_an_ordered_calls_inputs_come_right_before_it_and_its_outputs_are_copied_before_anything_is_waited_for() -> (
+    None
+):
+    scene = Scene(lambda: None)
+    wall, device = scene.run_call(wire.ORDERED, 0)
+    assert scene.order == ["inputs after 7", "call", "outputs", "sync"]
+    assert wall > 0
+    assert device == 0
+
+
+def test_an_ordered_call_that_raises_leaves_no_stream_busy() -> None:
+    scene = Scene(lambda: [].pop())
+    with pytest.raises(IndexError):
+        scene.run_call(wire.ORDERED, 0)
+    assert scene.order == ["inputs after 7", "call", "sync"]
 
 
 class Library:

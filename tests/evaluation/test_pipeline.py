@@ -170,7 +170,7 @@ def test_an_error_of_the_user_ends_what_runs_at_once(tmp_path: Path) -> None:
 def test_what_a_task_needs_grows_with_its_tensors() -> None:
     large = make_facts(inputs=[TensorFacts(shape=(1 << 20,), dtype="float16")], outputs=[])
     small = make_facts()
-    assert memory_need(Job("", RELU, large, python("x"))) - memory_need(Job("", RELU, small, python("x"))) == 8 << 21
+    assert memory_need(RELU, large) - memory_need(RELU, small) == 8 << 21
 
 
 @pytest.mark.parametrize(

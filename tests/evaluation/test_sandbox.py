@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.evaluation import sandbox, wire
+from stitchcuda.evaluation.device_gate import Gate, Holder
 from stitchcuda.evaluation.runner_client import RunnerClient, Subject
 from stitchcuda.evaluation.settings import EvaluationSettings
 from stitchcuda.evaluation.wire import Op
@@ -89,6 +90,16 @@ def test_the_arena_cannot_be_shrunk() -> None:
     with pytest.raises(OSError, match="not permitted"):
         os.ftruncate(runner.arena_fd, 0)
     runner.close()
+
+
+def test_whatever_a_runner_is_asked_holds_the_device(tmp_path: Path) -> None:
+    """An ordered call keeps its stream busy for as long as it is asked, so that no clock counts beside it."""
+    gate = Gate(tmp_path / "device.lock")
+    runner = start()
+    runner.gate = Holder(gate)
+    runner.ask(Op.HELLO, timeout_s=60)
+    runner.close()
+    assert [span.hold for span in gate.spans] == ["work"]
 
 
 def test_a_process_may_have_any_name(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def test_cause_bottleneck_and_first_suggestion_follow_from_the_counters(cause: C
     assert (said.remedy, said.suggestion) == FIRST[cause]
     assert said.evidence
     assert said.counters
-    assert 1.0 <= said.kernel_gain <= LARGEST_GAIN
+    assert 1.0 < said.kernel_gain <= LARGEST_GAIN
 
 
 def test_every_kernel_level_cause_has_a_case_and_every_cause_a_remedy() -> None:

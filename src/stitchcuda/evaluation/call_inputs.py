@@ -4,7 +4,6 @@ change or stay, with NaN behind their ends. torch and the standard library only;
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +13,14 @@ if TYPE_CHECKING:
 
 LARGE_INPUTS = 1 << 30
 """Bytes of inputs from which on two of them are not held at once."""
+
+BUSY_CYCLES = 40_000_000
+"""At least, for which the current stream is busy before an ordered call: 20 ms of a clock of 2 GHz. The call has been
+made, and its outputs are waited for, before that is over; so it is twice as long as the call before where that is
+longer."""
+
+BUSY_MOST = 50
+"""Times that, at most"""
 
 RED_ZONE = 64
 """Elements behind each floating input that hold NaN."""
@@ -80,10 +87,10 @@ class CallInputs:
                 tensor.data.copy_(self.layout.unpack_tensor(entry, self.shared, None))
         return old
 
-    def arrive(self, wait: Callable[[], None]) -> None:
-        """Clear what lies on the device, then ``wait`` and put the contents back on the current stream, without waiting
-        for that: who reads them on another stream that does not wait for this one finds zeros. Large inputs stay, and
-        those for which memory is short."""
+    def arrive(self, last: int) -> None:
+        """Clear what lies on the device, then keep the current stream busy and put the contents back on it, without
+        waiting for that: who reads them on another stream that does not wait for this one finds zeros. Large inputs
+        stay, and those for which memory is short. ``last``: nanoseconds of the call before."""
         there = [tensor for _, tensor in self.tensors if tensor.is_cuda and 0 not in tensor.stride()]
         if sum(tensor.numel() * tensor.element_size() for tensor in there) > LARGE_INPUTS:
             there = []
@@ -96,7 +103,8 @@ class CallInputs:
             for tensor in there:
                 tensor.data.zero_()
             torch.cuda.synchronize()
-            wait()
+            cycles = min(max(BUSY_CYCLES, 4 * last), BUSY_MOST * BUSY_CYCLES)
+            torch.cuda._sleep(cycles)  # type: ignore[no-untyped-call]
             for tensor, content in zip(there, contents, strict=True):
                 tensor.data.copy_(content)
                 content.zero_()  # what the call allocates next may lie there

@@ -307,7 +307,7 @@ class Pipeline:
             return free, []
         if len(own) >= self.per_task:
             return None, []
-        need = memory_need(ticket.job)
+        need = memory_need(ticket.job.task, ticket.job.facts)
         leaving: list[_Seat] = []
         while self._seats and not self._fits(need, leaving):
             if not evict or len(leaving) == len(idle):
@@ -323,18 +323,17 @@ class Pipeline:
 
     def _take(self, ticket: _Ticket, digest: str, leaving: list[_Seat]) -> tuple[_Seat, list[_Seat]]:
         self._seats = [seat for seat in self._seats if seat not in leaving]
-        seat = _Seat(digest, self._evaluator(ticket.job), memory_need(ticket.job))
+        seat = _Seat(digest, self._evaluator(ticket.job), memory_need(ticket.job.task, ticket.job.facts))
         self._seats.append(seat)
         return seat, leaving
 
 
-def memory_need(job: Job) -> int:
-    """About what an Evaluator of a Job needs on its device (on cpu, of the machine) at its worst, bytes: inputs and
+def memory_need(task: Task, facts: TaskFacts) -> int:
+    """About what an Evaluator of a Task needs on its device (on cpu, of the machine) at its worst, bytes: inputs and
     outputs in shared buffers, copies and the reference's own in two processes, its state also in fp64 and under noise.
     """
-    facts = job.facts
     tensors = sum(tensor_bytes(fact) for fact in (*facts.inputs, *facts.outputs) if isinstance(fact, TensorFacts))
-    contexts = CONTEXTS if job.task.target.kind == "cuda" else CONTEXTS // 4
+    contexts = CONTEXTS if task.target.kind == "cuda" else CONTEXTS // 4
     return 8 * tensors + 8 * 4 * facts.parameters + contexts
 
 

@@ -48,13 +48,6 @@ if not TYPE_CHECKING:
 HARMLESS_ERRORS = (600, 704)
 """cudaErrorNotReady and cudaErrorPeerAccessAlreadyEnabled, which are answers rather than errors."""
 
-ORDERED_CYCLES = 40_000_000
-"""At least, for which the current stream is busy before an ordered call: 20 ms of a clock of 2 GHz. The call has been
-made, and its outputs are waited for, before that is over; so it is twice as long as the call before where that is
-longer."""
-ORDERED_MOST = 50
-"""Times that, at most"""
-
 
 class Nothing(Exception):
     """There was nothing to do."""
@@ -312,8 +305,7 @@ class Runner:
         torch, inputs = self.torch, self.inputs.values
         if flags & wire.ORDERED:
             # Here, so that nothing comes between the busy stream and the call, however busy the machine is.
-            cycles = min(max(ORDERED_CYCLES, 4 * self.wall), ORDERED_MOST * ORDERED_CYCLES)
-            self.inputs.arrive(lambda: torch.cuda._sleep(cycles))
+            self.inputs.arrive(self.wall)
         call = (lambda *_: self.control(form)) if flags & wire.CONTROL else self.call
         assert call is not None
         self.poison.allocated(bool(flags & wire.FILL))
