@@ -128,7 +128,7 @@ def test_publish_uses_fresh_processes_and_measures_anew(evaluator: Evaluator) ->
     assert evaluation.status == "correct", evaluation.message
     assert evaluation.tier == "publish"
     assert evaluation.timings["program"].n >= SETTINGS.publish_calls
-    # Where a program held eager up, eager's own calls after its end count instead.
+    # Where other load held eager up, its calls after the Program's end count instead: no fewer.
     assert evaluation.timings["eager"].n >= SETTINGS.publish_calls
 
 
@@ -186,11 +186,12 @@ def get_init_inputs():
 def test_stock_options_held_up_by_a_program_are_timed_after_its_end(evaluator: Evaluator) -> None:
     eager = next(session for session in evaluator.stocks.beside() if session.subject.name == "eager")
     evaluator.calls.time([eager], TimingPlan(5, 5, 60))
-    trial = Trial(evaluator, NATIVE, "screen")
-    assert post_checks.slowed(trial, [eager], {"eager": scaled(eager, 0.1)}) == {}
+    trial, plan = Trial(evaluator, NATIVE, "screen"), TimingPlan(20, 20, 60)
+    assert post_checks.slowed(trial, [eager], {"eager": scaled(eager, 0.1)}, plan) == {}
     assert trial.findings == []
     slow = scaled(eager, 100)
-    counted = post_checks.slowed(trial, [eager], {"eager": slow})["eager"]
+    counted = post_checks.slowed(trial, [eager], {"eager": slow}, plan)["eager"]
+    assert len(counted) == 20 + post_checks.SLOWED_CALLS
     assert evaluator.summarise(counted).median < 0.5 * evaluator.summarise(slow).median
     assert [(finding.rule, finding.severity) for finding in trial.findings] == [("slows_others", "flag")]
 

@@ -50,7 +50,7 @@ class Publication:
                 raise Crowded
             for index in range(0, rounds, held):
                 self._together(range(index, min(index + held, rounds)))
-            self.samples |= post_checks.failed_beside(self.trial, self._plan())
+            self.samples |= post_checks.failed_beside(self.trial, self._plan(1))
         except Crowded:
             self.trial.interleaved = False
             self.samples = {}
@@ -91,7 +91,7 @@ class Publication:
                 self.evaluator.close_all([s for s in everything if s is not census and s not in last])
                 post_checks.trace_program(trial, census)
                 self.evaluator.close_all([census])
-                self.samples |= post_checks.slowed(trial, last, self.samples)
+                self.samples |= post_checks.slowed(trial, last, self.samples, self._plan(1))
         except Failure as failure:
             if failure.status == "out_of_memory" and self.names:
                 raise Crowded from None
@@ -137,10 +137,12 @@ class Publication:
         most = max(self.settings.correctness_seeds, 1 + self.evaluator.plan["families"])
         self.trial.warm_up(program, full=most if first else 1, label=label)
 
-    def _plan(self) -> TimingPlan:
+    def _plan(self, processes: int | None = None) -> TimingPlan:
+        """What one of so many processes times, of those of the settings by default."""
         settings = self.settings
-        calls = -(-settings.publish_calls // settings.publish_processes)
-        return TimingPlan(calls, settings.screen_min_calls, settings.publish_seconds / settings.publish_processes)
+        shares = processes or settings.publish_processes
+        calls = -(-settings.publish_calls // shares)
+        return TimingPlan(calls, settings.screen_min_calls, settings.publish_seconds / shares)
 
     def _keep(self, program: Session, stock: list[Session]) -> None:
         """Samples of a finished round, once its clocks and kept outputs were looked at."""

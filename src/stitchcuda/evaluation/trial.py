@@ -149,7 +149,8 @@ class Trial:
         post_checks.trace_program(self, session)
         self.timings["program"] = evaluator.summary(session)
         evaluator.close_all([session])
-        slowed = post_checks.slowed(self, stock, {each.subject.name: each.samples for each in stock})
+        beside = {each.subject.name: each.samples for each in stock}
+        slowed = post_checks.slowed(self, stock, beside, evaluator.calls.screen_plan())
         for each in self.sound(stock):
             name = each.subject.name
             self._keep_baseline(name, evaluator.summarise(slowed.get(name, each.samples), each.note))
