@@ -36,7 +36,7 @@ from pydantic_ai.settings import ModelSettings
 from stitchcuda.agents.roles import ReplyLog, ReplyRecord, RequestKey
 from stitchcuda.agents.secrets import KEY_VARIABLES, public_url, scrub
 from stitchcuda.agents.settings import MindSettings, Patience
-from stitchcuda.agents.spending import Meter, price, split_model
+from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN, Meter, Price, Spend, price, split_model
 from stitchcuda.errors import ModelAccessError
 
 Notify = Callable[[str], None]
@@ -109,35 +109,37 @@ class JournaledModel(WrapperModel):
         )
         record = self.log.find(key)
         if record is None:
-            self.meter.check(_prompt_characters(messages, model_request_parameters))
-            self.live += 1
-            if self.ordinal:
-                self.notify(
-                    f"{self.model}: the {self.role}'s reply could not be used; asking again "
-                    f"({used + 1} of {self.most_requests})"
-                )
-            answered = await self._ask(messages, asked, model_request_parameters)
-            record, priced = self._record(key, answered)
-            self.log.append(record)
+            async with self.meter.room_for(self._most(messages, asked, model_request_parameters)):
+                self.live += 1
+                if self.ordinal:
+                    self.notify(
+                        f"{self.model}: the {self.role}'s reply could not be used; asking again "
+                        f"({used + 1} of {self.most_requests})"
+                    )
+                answered = await self._ask(messages, asked, model_request_parameters)
+                record, priced = self._record(key, answered)
+                self.log.append(record)
+                self.meter.add(record, priced=priced)
         else:
-            priced = price(
-                self.model, record.input_tokens, record.output_tokens, prices=self.role_settings.prices
-            ).known
-        self.meter.add(record, priced=priced)
+            self.meter.add(record, priced=self._price(record.input_tokens, record.output_tokens).known)
         response = _load(record)  # the journaled form also when it is new, so that a resumed run sees the same
         self.ordinal += 1
         self.truncated = response.finish_reason == "length"
         return _usable(response, model_request_parameters)
 
+    def _most(self, messages: list[ModelMessage], asked: dict[str, Any], parameters: ModelRequestParameters) -> Spend:
+        """What the request takes where its reply is as long as it may be."""
+        prompt = int(_prompt_characters(messages, parameters) / CHARACTERS_PER_TOKEN)
+        reply = int(asked.get("max_tokens", LONGEST_OUTPUT_TOKENS))
+        return Spend(input_tokens=prompt, output_tokens=reply, usd=self._price(prompt, reply).usd)
+
+    def _price(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Price:
+        prices = self.role_settings.prices
+        return price(self.model, input_tokens, output_tokens, prices=prices, cached_tokens=cached_tokens)
+
     def _record(self, key: RequestKey, response: ModelResponse) -> tuple[ReplyRecord, bool]:
         usage = response.usage
-        cost = price(
-            self.model,
-            usage.input_tokens,
-            usage.output_tokens,
-            prices=self.role_settings.prices,
-            cached_tokens=usage.cache_read_tokens,
-        )
+        cost = self._price(usage.input_tokens, usage.output_tokens, usage.cache_read_tokens)
         dumped = scrub(ModelMessagesTypeAdapter.dump_json([response]).decode())
         record = ReplyRecord(
             key=key,

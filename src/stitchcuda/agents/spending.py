@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from stitchcuda.agents.budgets import Budget
@@ -11,6 +16,8 @@ from stitchcuda.errors import BudgetExceeded, StitchError
 
 CHARACTERS_PER_TOKEN = 3.3
 """Source code under common tokenizers; prose is nearer 4, so that estimates err upwards."""
+LOOK_AGAIN_SECONDS = 0.05
+"""How often a request that waits for room in the budget looks for it."""
 
 
 class Spend(BaseModel):
@@ -70,11 +77,17 @@ def price(
 
 
 class Meter:
-    """Adds up the replies of a run, replayed ones included, each once; says stop before a limit is passed."""
+    """Adds up the replies of a run, replayed ones included, each once, and keeps requests within its limits.
+
+    Safe to use from several threads.
+    """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
+        self._lock = threading.Lock()
         self._records: dict[RequestKey, tuple[ReplyRecord, bool]] = {}
+        self._under_way: list[Spend] = []
+        """The most that each request which is not answered yet may take."""
         self._before = Spend()
 
     def start_from(self, spend: Spend) -> None:
@@ -83,11 +96,16 @@ class Meter:
 
     def add(self, record: ReplyRecord, *, priced: bool) -> None:
         """Count one reply, new or replayed; an equal key counts once."""
-        self._records[record.key] = (record, priced)
+        with self._lock:
+            self._records[record.key] = (record, priced)
 
     @property
     def spend(self) -> Spend:
         """Everything so far."""
+        with self._lock:
+            return self._spend()
+
+    def _spend(self) -> Spend:
         records = self._records.values()
         return Spend(
             requests=self._before.requests + len(self._records),
@@ -97,14 +115,43 @@ class Meter:
             unpriced=self._before.unpriced + sum(not priced for _, priced in records),
         )
 
-    def check(self, prompt_characters: int) -> None:
-        """BudgetExceeded when a request with this prompt would pass a limit even if its answer were empty."""
-        spend = self.spend
-        prompt = int(prompt_characters / CHARACTERS_PER_TOKEN)
-        if self.limits.tokens is not None and spend.tokens + prompt > self.limits.tokens:
+    @asynccontextmanager
+    async def room_for(self, most: Spend) -> AsyncIterator[None]:
+        """Within, a request that takes ``most`` at most may be made; what it took is added before leaving.
+
+        Waits while the request and those under way might together pass a limit. One alone may go as long as there is
+        anything left, since replies are much shorter than they might be: it can pass a limit by itself. Raises
+        BudgetExceeded when even an empty answer would.
+        """
+        while not self._taken(most):
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._under_way.remove(most)
+
+    def _taken(self, most: Spend) -> bool:
+        """Set ``most`` aside, unless the request has to wait."""
+        with self._lock:
+            spend = self._spend()
+            self._check(spend, most)
+            together = [*self._under_way, most]
+            tokens = spend.tokens + sum(one.tokens for one in together)
+            usd = spend.usd + sum(one.usd for one in together)
+            fits = (self.limits.tokens is None or tokens <= self.limits.tokens) and (
+                self.limits.usd is None or usd <= self.limits.usd
+            )
+            if self._under_way and not fits:
+                return False
+            self._under_way.append(most)
+            return True
+
+    def _check(self, spend: Spend, most: Spend) -> None:
+        if self.limits.tokens is not None and spend.tokens + most.input_tokens > self.limits.tokens:
             raise BudgetExceeded(
                 f"The token limit is {self.limits.tokens:,}; {spend.tokens:,} are used and the next request needs "
-                f"about {prompt:,} more. Raise the limit and resume the run to go on."
+                f"about {most.input_tokens:,} more. Raise the limit and resume the run to go on."
             )
         if self.limits.usd is not None and spend.usd >= self.limits.usd and (spend.usd > 0 or self.limits.usd == 0):
             raise BudgetExceeded(
