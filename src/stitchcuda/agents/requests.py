@@ -43,6 +43,8 @@ Notify = Callable[[str], None]
 
 LONGEST_OUTPUT_TOKENS = 64_000
 _RETRIED_STATUSES = {408, 409, 425, 429}
+_NO_TOOLS = {400, 404, 422, 500, 501}
+"""What servers answer to a tool call that they cannot make; llama.cpp without --jinja says 500."""
 
 
 class UnusableReplies(Exception):
@@ -167,7 +169,7 @@ class JournaledModel(WrapperModel):
                 if error.status_code == 400 and "temperature" in asked and "temperature" in str(error.body):
                     del asked["temperature"]
                     continue
-                if parameters.output_tools and error.status_code in (400, 404, 422) and "tool" in str(error.body):
+                if parameters.output_tools and error.status_code in _NO_TOOLS and "tool" in str(error.body):
                     raise ToolsRefused(f"{self.model} at {self.address}: {_status_words(error)}") from None
                 if not _worth_retrying(error):
                     raise self._refused(error) from None
