@@ -50,6 +50,16 @@ def test_the_way_to_go_on_can_be_pasted(finished: Finished, cache: Path, tmp_pat
     assert f"stitchcuda runs resume '{run}'" in told.stdout
 
 
+def test_a_limit_of_nothing_is_refused_on_going_on_as_it_was_at_first(finished: Finished, cache: Path) -> None:
+    options = [(name, "0") for name in ("--budget-usd", "--seconds", "--tokens", "--iterations")]
+    begun = [("optimize", "small.py", "--model", "openai:x", "--yes", *option) for option in options]
+    resumed = [("runs", "resume", finished.run, *option) for option in options]
+    told = in_turn(*begun, *resumed, cache=cache, cwd=finished.home)
+    for first, later in zip(told[: len(options)], told[len(options) :], strict=True):
+        assert (later.returncode, later.stderr) == (2, first.stderr)
+        assert "greater than" in later.stderr
+
+
 def number_of(finished: Finished, source: str) -> str:
     """The number that a program got; ideas are worked on side by side, so it is not always the same."""
     programs = sorted((finished.run / "programs").glob("*/program.py"))

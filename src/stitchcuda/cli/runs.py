@@ -184,10 +184,10 @@ def _files(folder: RunFolder, which: str) -> dict[str, str]:
 def resume(
     run: str = RUN,
     out: Path = OUT,
-    iterations: int | None = typer.Option(None, min=1, help="raise the limit of candidates, and go on when done"),
-    seconds: float | None = typer.Option(None, min=1, help="raise the limit of wall time, seconds"),
-    tokens: int | None = typer.Option(None, min=1, help="raise the limit of tokens"),
-    budget_usd: float | None = typer.Option(None, min=0, help="raise the limit of dollars"),
+    iterations: int | None = typer.Option(None, help="raise the limit of candidates, and go on when done"),
+    seconds: float | None = typer.Option(None, help="raise the limit of wall time, seconds"),
+    tokens: int | None = typer.Option(None, help="raise the limit of tokens"),
+    budget_usd: float | None = typer.Option(None, help="raise the limit of dollars"),
     no_live: bool = typer.Option(False, "--no-live", help="plain lines instead of a live screen"),
     as_json: bool = JSON,
 ) -> None:
@@ -202,6 +202,7 @@ def resume(
     config = RunConfig.read(folder.path / CONFIG)
     given = {"iterations": iterations, "seconds": seconds, "tokens": tokens, "usd": budget_usd}
     more = {name: value for name, value in given.items() if value is not None}
+    RunConfig.checked(**config.model_dump() | more)
     show_run(
         lambda sink: go_on(folder, events=sink, more=more, ask=ask_for_plan),
         config,
