@@ -32,6 +32,24 @@ def test_an_estimate_grows_with_the_budget_and_names_the_limit() -> None:
     assert "stops at $0.50" in quick.sentence
 
 
+def test_many_requests_cost_what_they_cost_one_by_one_and_not_what_one_long_prompt_does() -> None:
+    pytest.importorskip("genai_prices")
+    model = "anthropic:claude-sonnet-4-5"
+    long, short = (price(model, tokens, 0, prices={}).usd / tokens for tokens in (1_000_000, 1_000))
+    assert long > short, "the price list knows a dearer tier"
+    cost = estimate(model, PRESETS["standard"])
+    replies = price(model, 0, 1_000, prices={}).usd / 1_000
+    assert cost.usd == pytest.approx(cost.input_tokens * short + cost.output_tokens * replies)
+
+
+def test_an_estimate_grows_with_the_task_as_far_as_it_is_shown() -> None:
+    short, long, longer = (
+        estimate("openai:m", PRESETS["quick"], source_characters=count).input_tokens
+        for count in (4_000, 24_000, 400_000)
+    )
+    assert short < long == longer
+
+
 def test_an_estimate_counts_what_is_looked_up() -> None:
     plain, more = (estimate("openai:m", PRESETS["quick"], reference_tokens=tokens) for tokens in (0, 1_500))
     assert more.input_tokens - plain.input_tokens == 1_500 * plain.requests

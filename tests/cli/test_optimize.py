@@ -63,6 +63,14 @@ def test_wrong_use_is_a_sentence_and_leaves_nothing(home: Path, cache: Path) -> 
     assert not list(home.glob("runs/*"))
 
 
+def test_a_long_task_is_estimated_to_take_more(home: Path, cache: Path) -> None:
+    (home / "long.py").write_text(TASK + "# a long remark\n" * 1_000)
+    lines = [("optimize", task, "--model", "anthropic:x", "--yes") for task in ("small.py", "long.py")]
+    told = in_turn(*lines, cache=cache, cwd=home, ANTHROPIC_API_KEY="")
+    short, long = (float(done.stderr.partition("requests, ")[2].partition(" M tokens in")[0]) for done in told)
+    assert short < long
+
+
 def test_a_given_program_is_the_base_and_a_target_out_of_reach_is_answered_with_no(home: Path, cache: Path) -> None:
     (home / "mine.py").write_text(GOOD)
     with ScriptedEndpoint(script(ideas={"in place": [WRONG, WRONG]})) as endpoint:

@@ -194,9 +194,11 @@ def estimate(
     """What a run that uses all of ``budget`` costs, by usual prompt sizes times planned requests; re-asks not counted.
 
     Planned: a Plan and a replan for every 12 candidates, one Coder and one Verifier request for each candidate,
-    and a repair with its Verifier request for seven of ten. ``source_characters`` is the task's length,
-    ``reference_tokens`` what each request shows of what was looked up.
+    and a repair with its Verifier request for seven of ten. ``source_characters`` is the task's length, of
+    which long ones are shown in part, ``reference_tokens`` what each request shows of what was looked up.
     """
+    from stitchcuda.agents.prompting import SOURCE_LIMIT
+
     settings = settings or MindSettings()
     repairs = round(0.7 * budget.candidates) if budget.repairs else 0
     planned: dict[Role, int] = {
@@ -205,17 +207,17 @@ def estimate(
         "repair": repairs,
         "verifier": budget.candidates + repairs,
     }
-    more = int(max(0, source_characters - 4_000) / CHARACTERS_PER_TOKEN)
+    more = int(max(0, min(source_characters, SOURCE_LIMIT) - 4_000) / CHARACTERS_PER_TOKEN)
     shown = more + reference_tokens
     tokens_in = tokens_out = 0
     dollars, unknown = 0.0, set[str]()
     for role, count in planned.items():
         typical_in, typical_out = _TYPICAL[role]
-        one_in, one_out = count * (typical_in + shown), count * (typical_out + (more if role in ("coder",) else 0))
-        tokens_in, tokens_out = tokens_in + one_in, tokens_out + one_out
+        one_in, one_out = typical_in + shown, typical_out + (more if role == "coder" else 0)
+        tokens_in, tokens_out = tokens_in + count * one_in, tokens_out + count * one_out
         name = settings.model_for(role, model)
-        cost = price(name, one_in, one_out, prices=settings.prices)
-        dollars += cost.usd
+        cost = price(name, one_in, one_out, prices=settings.prices)  # of one: long prompts have a price of their own
+        dollars += count * cost.usd
         if not cost.known:
             unknown.add(name)
     requests = sum(planned.values())

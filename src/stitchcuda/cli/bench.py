@@ -292,8 +292,11 @@ def _agree_to_pay(config: SweepConfig, ask: bool) -> None:
     from stitchcuda.agents.lookup import REFERENCE_TOKENS
     from stitchcuda.agents.settings import Limits, MindSettings
     from stitchcuda.benchmark.suite import items_of
+    from stitchcuda.task.loader import read_source
 
     items = items_of(config)
+    root = Path(config.root) if config.root else None
+    lengths = [len(read_source(task, root)) for task in {item.task for item in items}]
     run = config.run_config(items[0])
     limits = run.limits()
     budget = PRESETS[config.budget].model_copy(
@@ -304,6 +307,7 @@ def _agree_to_pay(config: SweepConfig, ask: bool) -> None:
         budget,
         settings=MindSettings(),
         limits=Limits(tokens=limits.tokens, usd=limits.usd),
+        source_characters=sum(lengths) // len(lengths),
         reference_tokens=REFERENCE_TOKENS if config.knowledge else 0,
     )
     typer.echo(f"{len(items)} runs with {config.model}, each: {cost.sentence}", err=True)

@@ -264,6 +264,7 @@ def _agree_to_pay(config: RunConfig, *, ask: bool) -> None:
     from stitchcuda.agents.llm import estimate
     from stitchcuda.agents.lookup import REFERENCE_TOKENS
     from stitchcuda.agents.settings import Limits, MindSettings
+    from stitchcuda.task.loader import read_source
 
     limits = config.limits()
     budget = PRESETS[config.budget].model_copy(
@@ -280,6 +281,7 @@ def _agree_to_pay(config: RunConfig, *, ask: bool) -> None:
         budget,
         settings=settings,
         limits=Limits(tokens=limits.tokens, usd=limits.usd),
+        source_characters=len(read_source(config.task, Path(config.root) if config.root else None)),
         reference_tokens=REFERENCE_TOKENS if config.looks_up else 0,
     )
     typer.echo(f"{config.model}: {cost.sentence}", err=True)

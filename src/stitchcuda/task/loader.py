@@ -42,12 +42,7 @@ def load_task(
     Raises TaskError for anything the text or those files show to be wrong, ToolMissing for a model of a library that
     is not installed.
     """
-    search_path = None
-    if reference.startswith(KERNELBENCH):
-        name, source = read_kernelbench(reference.removeprefix(KERNELBENCH), root)
-        source = offline(source, reference)
-    else:
-        name, source, search_path = _read_file(Path(reference))
+    name, source, search_path = _read(reference, root)
     check_source(source, reference, needs_inputs=inputs is None)
     if checkpoint is not None:
         source = with_checkpoint(source, checkpoint)
@@ -77,6 +72,11 @@ def load_task(
             "search_path": search_path,
         }
     )
+
+
+def read_source(reference: str, root: Path | None = None) -> str:
+    """The text that ``reference`` names, whatever it is. Raises TaskError and ToolMissing as ``load_task`` does."""
+    return _read(reference, root)[1]
 
 
 def check_source(source: str, where: str, *, needs_inputs: bool = True) -> None:
@@ -109,6 +109,14 @@ def check_source(source: str, where: str, *, needs_inputs: bool = True) -> None:
 def safe_name(text: str) -> str:
     """``text`` with everything but letters, digits, ``_`` and ``-`` replaced, at most 80 characters."""
     return re.sub(r"[^A-Za-z0-9_-]+", "_", text).strip("_")[:80] or "task"
+
+
+def _read(reference: str, root: Path | None) -> tuple[str, str, str | None]:
+    """Name, source and the folder that must be importable."""
+    if reference.startswith(KERNELBENCH):
+        name, source = read_kernelbench(reference.removeprefix(KERNELBENCH), root)
+        return name, offline(source, reference), None
+    return _read_file(Path(reference))
 
 
 def _read_file(path: Path) -> tuple[str, str, str | None]:
