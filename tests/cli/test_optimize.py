@@ -63,6 +63,16 @@ def test_wrong_use_is_a_sentence_and_leaves_nothing(home: Path, cache: Path) -> 
     assert not list(home.glob("runs/*"))
 
 
+def test_the_longest_reply_is_kept_with_the_run_and_may_be_another_one_on_going_on(home: Path, cache: Path) -> None:
+    with ScriptedEndpoint(lambda request, number: status(400, {"error": {"message": "no"}})) as endpoint:
+        model = ("--model", "openai:scripted", "--base-url", endpoint.base_url, "--max-output-tokens", "5000")
+        again = ("runs", "resume", "last")
+        lines = ("optimize", "small.py", *model, *QUICK), again, (*again, "--max-output-tokens", "6000"), again
+        for done in in_turn(*lines, cache=cache, cwd=home):
+            assert done.returncode == 1, done.stderr
+        assert [request.body["max_tokens"] for request in endpoint.requests] == [5_000, 5_000, 6_000, 5_000]
+
+
 def test_a_long_task_is_estimated_to_take_more(home: Path, cache: Path) -> None:
     (home / "long.py").write_text(TASK + "# a long remark\n" * 1_000)
     lines = [("optimize", task, "--model", "anthropic:x", "--yes") for task in ("small.py", "long.py")]

@@ -32,6 +32,8 @@ def test_settings_survive_the_file(tmp_path: Path) -> None:
         ({"budget": "huge"}, "quick"),
         ({"coder_model": "openai:x"}, "--coder-model has no effect on recipes"),
         ({"usd": 0}, "^budget-usd: "),
+        ({"max_output_tokens": 0, "model": "openai:x"}, "^max-output-tokens: "),
+        ({"max_output_tokens": 8_000}, "--max-output-tokens has no effect on recipes"),
         ({"confirm": "maybe"}, "^confirm: Input .*'publish', 'screen' or 'none'"),
     ],
 )

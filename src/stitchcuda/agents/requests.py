@@ -33,8 +33,10 @@ from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models.wrapper import WrapperModel
 from pydantic_ai.settings import ModelSettings
 
+from stitchcuda.agents import refusals
 from stitchcuda.agents.roles import ReplyLog, ReplyRecord, RequestKey
 from stitchcuda.agents.secrets import KEY_VARIABLES, public_url, scrub
+from stitchcuda.agents.server import server_of
 from stitchcuda.agents.settings import MindSettings, Patience
 from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN, Meter, Price, Spend, price, split_model
 from stitchcuda.errors import ModelAccessError
@@ -42,9 +44,6 @@ from stitchcuda.errors import ModelAccessError
 Notify = Callable[[str], None]
 
 LONGEST_OUTPUT_TOKENS = 64_000
-_RETRIED_STATUSES = {408, 409, 425, 429}
-_NO_TOOLS = {400, 404, 422, 500, 501}
-"""What servers answer to a tool call that they cannot make; llama.cpp without --jinja says 500."""
 
 
 class UnusableReplies(Exception):
@@ -86,6 +85,7 @@ class JournaledModel(WrapperModel):
         self.replayed_count = replayed_count
         """Whether replayed requests use up ``most_requests``; if not, a resumed run asks on."""
         self.notify = notify
+        self.server = server_of(model, address)
         self.ordinal = 0
         self.live = 0
         self.truncated = False
@@ -101,8 +101,9 @@ class JournaledModel(WrapperModel):
         if used >= self.most_requests:
             raise UnusableReplies
         asked: dict[str, Any] = {**(model_settings or {})}
-        if self.truncated and "max_tokens" in asked:
-            asked["max_tokens"] = min(2 * int(asked["max_tokens"]), LONGEST_OUTPUT_TOKENS)
+        usual = int(asked["max_tokens"])
+        if self.truncated:
+            asked["max_tokens"] = min(2 * usual, LONGEST_OUTPUT_TOKENS)
         key = RequestKey(
             node=self.log.node,
             role=self.role,
@@ -111,6 +112,9 @@ class JournaledModel(WrapperModel):
         )
         record = self.log.find(key)
         if record is None:
+            # After the key was made: how long a reply is granted does not change the question.
+            longest = self.role_settings.max_output_tokens or int(asked["max_tokens"])
+            asked["max_tokens"] = self.server.granted(longest)
             async with self.meter.room_for(self._most(messages, asked, model_request_parameters)):
                 self.live += 1
                 if self.ordinal:
@@ -118,7 +122,7 @@ class JournaledModel(WrapperModel):
                         f"{self.model}: the {self.role}'s reply could not be used; asking again "
                         f"({used + 1} of {self.most_requests})"
                     )
-                answered = await self._ask(messages, asked, model_request_parameters)
+                answered = await self._ask(messages, asked, usual, model_request_parameters)
                 record, priced = self._record(key, answered)
                 self.log.append(record)
                 self.meter.add(record, priced=priced)
@@ -131,8 +135,7 @@ class JournaledModel(WrapperModel):
 
     def _most(self, messages: list[ModelMessage], asked: dict[str, Any], parameters: ModelRequestParameters) -> Spend:
         """What the request takes where its reply is as long as it may be."""
-        prompt = int(_prompt_characters(messages, parameters) / CHARACTERS_PER_TOKEN)
-        reply = int(asked.get("max_tokens", LONGEST_OUTPUT_TOKENS))
+        prompt, reply = _prompt_tokens(messages, parameters), int(asked["max_tokens"])
         return Spend(input_tokens=prompt, output_tokens=reply, usd=self._price(prompt, reply).usd)
 
     def _price(self, input_tokens: int, output_tokens: int, cached_tokens: int = 0) -> Price:
@@ -153,43 +156,61 @@ class JournaledModel(WrapperModel):
         return record, cost.known
 
     async def _ask(
-        self, messages: list[ModelMessage], asked: dict[str, Any], parameters: ModelRequestParameters
+        self, messages: list[ModelMessage], asked: dict[str, Any], usual: int, parameters: ModelRequestParameters
     ) -> ModelResponse:
         """The reply, after as many tries as patience allows; ModelAccessError when there is none, ToolsRefused when
-        there would be one to a request without tools."""
+        there would be one to a request without tools, UnusableReplies when there is no room for another one."""
         patience = self.role_settings.patience
         wait = patience.first_wait_seconds
         tries = 0
         while True:
-            tries += 1
             try:
                 async with asyncio.timeout(patience.request_seconds):
                     return await self.wrapped.request(messages, ModelSettings(**asked), parameters)  # type: ignore[typeddict-item]
             except ModelHTTPError as error:
-                if error.status_code == 400 and "temperature" in asked and "temperature" in str(error.body):
-                    del asked["temperature"]
+                if self._amended(asked, usual, error, _prompt_tokens(messages, parameters)):
                     continue
-                if parameters.output_tools and error.status_code in _NO_TOOLS and "tool" in str(error.body):
-                    raise ToolsRefused(f"{self.model} at {self.address}: {_status_words(error)}") from None
-                if not _worth_retrying(error):
+                if self.ordinal and refusals.refuses_length(error):
+                    raise UnusableReplies from None
+                if parameters.output_tools and refusals.refuses_tools(error):
+                    raise ToolsRefused(f"{self.model} at {self.address}: {refusals.status_words(error)}") from None
+                if not refusals.worth_retrying(error):
                     raise self._refused(error) from None
-                what, hint = _status_words(error), error.retry_after
+                what, hint = refusals.status_words(error), error.retry_after
             except TimeoutError:
                 what, hint = f"no reply within {patience.request_seconds:.0f} s", None
             except (ModelAPIError, UnexpectedModelBehavior) as error:
-                what, hint = _words(error), None
+                what, hint = refusals.words(error), None
             except UserError as error:
                 raise ModelAccessError(f"{self.model} cannot be asked: {scrub(str(error))[:300]}") from None
             except Exception as error:
-                if not _is_transport(error):
+                if not refusals.is_transport(error):
                     raise
-                what, hint = _words(error), None
+                what, hint = refusals.words(error), None
+            tries += 1
             if tries >= patience.attempts or (hint or 0) > patience.longest_retry_after_seconds:
                 raise self._gave_up(what, tries, hint)
             pause = _pause(wait, hint, patience)
             self.notify(f"{self.model}: {what}; trying again in {pause:.1f} s ({tries + 1} of {patience.attempts})")
             await asyncio.sleep(pause)
             wait *= 2
+
+    def _amended(self, asked: dict[str, Any], usual: int, error: ModelHTTPError, prompt: int) -> bool:
+        """Whether ``asked`` could be made what the server takes, by what its refusal says."""
+        if error.status_code == 400 and "temperature" in asked and "temperature" in str(error.body):
+            del asked["temperature"]
+            return True
+        refused = int(asked["max_tokens"])
+        length = refusals.shorter(error, refused, prompt)
+        if length is None and error.status_code in (400, 422) and refused > usual:
+            length = usual  # in whatever words, the length may be what it refuses
+        if length is None:
+            return False
+        if refusals.whatever_the_prompt(error):
+            self.server.refused(length)
+        self.notify(f"{self.model}: a reply of {refused:,} tokens is refused; asking for {length:,} at most")
+        asked["max_tokens"] = length
+        return True
 
     def _gave_up(self, what: str, tries: int, hint: float | None) -> ModelAccessError:
         times = "once" if tries == 1 else f"{tries} times"
@@ -209,11 +230,11 @@ class JournaledModel(WrapperModel):
             advice = "The account has no credit left for this model; add some, or choose another model."
         elif code == 404:
             advice = f"Check the model's name ('{name}') and the address (--base-url normally ends in /v1)."
-        elif "context" in str(error.body) and "length" in str(error.body):
-            advice = "The prompt and the longest allowed reply do not fit the model's context; choose a longer one."
+        elif refusals.refuses_length(error):
+            advice = "The prompt leaves no room for a reply in the model's context; choose a model with a longer one."
         else:
             advice = "The server refuses this request; its message says why."
-        return ModelAccessError(f"{self.model} at {self.address}: {_status_words(error)}. {advice}")
+        return ModelAccessError(f"{self.model} at {self.address}: {refusals.status_words(error)}. {advice}")
 
 
 def request_hash(
@@ -292,45 +313,14 @@ def json_object(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _prompt_characters(messages: list[ModelMessage], parameters: ModelRequestParameters) -> int:
+def _prompt_tokens(messages: list[ModelMessage], parameters: ModelRequestParameters) -> int:
+    """About how many."""
     size = sum(len(json.dumps(tool.parameters_json_schema)) for tool in parameters.output_tools)
     for index, message in enumerate(messages):
         if isinstance(message, ModelRequest) and index == 0:
             size += len(message.instructions or "")
         size += sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in message.parts)
-    return size
-
-
-def _worth_retrying(error: ModelHTTPError) -> bool:
-    if "insufficient_quota" in f"{error.provider_error_code} {error.body}":
-        return False
-    return error.status_code in _RETRIED_STATUSES or error.status_code >= 500
-
-
-def _is_transport(error: BaseException) -> bool:
-    """Whether a raw exception of an HTTP library got through an SDK."""
-    return type(error).__module__.partition(".")[0] in (
-        "httpx",
-        "httpx2",
-        "httpcore",
-        "httpcore2",
-        "ssl",
-    ) or isinstance(error, (ConnectionError, OSError))
-
-
-def _status_words(error: ModelHTTPError) -> str:
-    body = error.body if isinstance(error.body, str) else json.dumps(error.body, default=str)
-    return f"HTTP {error.status_code}, {scrub(body)[:200]}"
-
-
-def _words(error: BaseException) -> str:
-    """What went wrong, with the socket's own words where a connection failed."""
-    chain = [error]
-    while (below := chain[-1].__cause__ or chain[-1].__context__) is not None and below not in chain:
-        chain.append(below)
-    outer = str(error).splitlines()[0] if str(error) else type(error).__name__
-    socket_error = next((str(e) or type(e).__name__ for e in reversed(chain) if isinstance(e, OSError)), "")
-    return scrub(f"{outer} ({socket_error})" if socket_error and socket_error not in outer else outer)[:200]
+    return int(size / CHARACTERS_PER_TOKEN)
 
 
 def _pause(wait: float, hint: float | None, patience: Patience) -> float:

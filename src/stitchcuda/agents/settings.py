@@ -66,6 +66,9 @@ class MindSettings(BaseModel):
     judge_temperature: float | None = 0.3
     rubric_temperature: float | None = 0.2
 
+    max_output_tokens: int | None = Field(
+        default=None, gt=0, description="longest reply of every role, in place of the following ones; never doubled"
+    )
     planner_output_tokens: int = Field(default=8_000, gt=0, description="longest reply; doubled after a cut-off one")
     coder_output_tokens: int = Field(default=16_000, gt=0)
     repair_output_tokens: int = Field(default=16_000, gt=0)

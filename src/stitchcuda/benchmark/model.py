@@ -66,6 +66,7 @@ class SweepConfig(BaseModel):
 
     model: str = Field(default=RECIPES, description="'recipes', or PROVIDER:NAME")
     base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint")
+    max_output_tokens: int | None = Field(default=None, description="longest reply, tokens; None: by role")
     agents: Agents = Field(default="full", description="full, coder-judge or single")
     ablate: list[Part] = Field(default_factory=list, description="parts that are switched off")
     knowledge: bool = Field(default=True, description="look things up; never answers to tasks of the benchmark")
@@ -122,6 +123,7 @@ class SweepConfig(BaseModel):
             precision=self.precision,
             model=self.model,
             base_url=self.base_url,
+            max_output_tokens=self.max_output_tokens,
             knowledge=self.knowledge,
             budget=self.budget,
             iterations=self.iterations,

@@ -41,6 +41,10 @@ ModelName = Annotated[
     str, typer.Option("--model", help="recipes (no key needed), or PROVIDER:NAME.", rich_help_panel="Mind")
 ]
 BaseUrl = Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint.", rich_help_panel="Mind")]
+MaxOutputTokens = Annotated[
+    int | None,
+    typer.Option(help="Longest reply, tokens (default: 4,000 to 16,000 by role).", rich_help_panel="Mind"),
+]
 AgentsName = Annotated[
     str, typer.Option("--agents", help="full, or a comparison system: coder-judge, single.", rich_help_panel="Mind")
 ]
@@ -102,6 +106,7 @@ def kernelbench(
     seeds: Seeds = 1,
     model: ModelName = "recipes",
     base_url: BaseUrl = None,
+    max_output_tokens: MaxOutputTokens = None,
     agents: AgentsName = "full",
     ablate: Ablate = None,
     knowledge: UseKnowledge = True,
@@ -138,6 +143,7 @@ def folder(
     seeds: Seeds = 1,
     model: ModelName = "recipes",
     base_url: BaseUrl = None,
+    max_output_tokens: MaxOutputTokens = None,
     agents: AgentsName = "full",
     ablate: Ablate = None,
     knowledge: UseKnowledge = True,

@@ -40,6 +40,9 @@ def optimize(
     repair_model: str | None = typer.Option(None, help="another model for repairs", rich_help_panel="Mind"),
     verifier_model: str | None = typer.Option(None, help="another model for the Verifier", rich_help_panel="Mind"),
     base_url: str | None = typer.Option(None, help="an OpenAI-compatible endpoint", rich_help_panel="Mind"),
+    max_output_tokens: int | None = typer.Option(
+        None, help="longest reply, tokens (default: 4,000 to 16,000 by role)", rich_help_panel="Mind"
+    ),
     knowledge: bool = typer.Option(
         True, "--knowledge/--no-knowledge", help="look things up for the model", rich_help_panel="Mind"
     ),
@@ -114,6 +117,7 @@ def optimize(
         repair_model=repair_model,
         verifier_model=verifier_model,
         base_url=base_url,
+        max_output_tokens=max_output_tokens,
         knowledge=knowledge,
         budget=budget,
         iterations=iterations,

@@ -188,6 +188,9 @@ def resume(
     seconds: float | None = typer.Option(None, help="raise the limit of wall time, seconds"),
     tokens: int | None = typer.Option(None, help="raise the limit of tokens"),
     budget_usd: float | None = typer.Option(None, help="raise the limit of dollars"),
+    max_output_tokens: int | None = typer.Option(
+        None, help="longest reply from here on, tokens; not kept for a later resume"
+    ),
     no_live: bool = typer.Option(False, "--no-live", help="plain lines instead of a live screen"),
     as_json: bool = JSON,
 ) -> None:
@@ -202,9 +205,10 @@ def resume(
     config = RunConfig.read(folder.path / CONFIG)
     given = {"iterations": iterations, "seconds": seconds, "tokens": tokens, "usd": budget_usd}
     more = {name: value for name, value in given.items() if value is not None}
-    RunConfig.checked(**config.model_dump() | more)
+    length = {} if max_output_tokens is None else {"max_output_tokens": max_output_tokens}
+    RunConfig.checked(**config.model_dump() | more | length)  # wrong use is said as on starting a run
     show_run(
-        lambda sink: go_on(folder, events=sink, more=more, ask=ask_for_plan),
+        lambda sink: go_on(folder, events=sink, more=more, max_output_tokens=max_output_tokens, ask=ask_for_plan),
         config,
         live=not no_live,
         as_json=as_json,

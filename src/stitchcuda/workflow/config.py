@@ -20,7 +20,7 @@ from stitchcuda.workflow.budget import Limits
 RECIPES = "recipes"
 """The model-free mind's name, the default of ``model``."""
 
-FOR_A_MODEL = ("planner_model", "coder_model", "repair_model", "verifier_model", "base_url")
+FOR_A_MODEL = ("planner_model", "coder_model", "repair_model", "verifier_model", "base_url", "max_output_tokens")
 """Settings that say something only where a language model answers."""
 
 RECIPE_LIMITS = Limits(iterations=12, seconds=900, tokens=0, usd=0)
@@ -52,6 +52,9 @@ class RunConfig(BaseModel):
     repair_model: str | None = Field(default=None, description="another model for the Coder's repairs")
     verifier_model: str | None = Field(default=None, description="another model for the Verifier")
     base_url: str | None = Field(default=None, description="OpenAI-compatible endpoint")
+    max_output_tokens: int | None = Field(
+        default=None, ge=1_000, description="longest reply, tokens; None: 4,000 to 16,000 by role, doubled if cut off"
+    )
 
     seeds: bool = Field(default=True, description="try the recipes' best idea beside the model's")
     knowledge: bool = Field(default=True, description="look things up in the knowledge base for the model")

@@ -73,6 +73,7 @@ def resume(
     *,
     events: events.EventSink,
     more: dict[str, float] | None = None,
+    max_output_tokens: int | None = None,
     ask: Ask = later,
     mind: Mind | None = None,
     bench: Bench | None = None,
@@ -82,6 +83,7 @@ def resume(
     """Go on with a run where its journal ends; a finished one gives its result again.
 
     ``more`` holds new values for fields of ``Limits``: when the run comes to its end, it goes on within them.
+    ``max_output_tokens`` is the longest reply from here on, until the run is resumed again.
     Raises RunError when the folder is no run, is in use, was edited or is damaged.
     """
     config = RunConfig.read(folder.path / CONFIG)
@@ -95,7 +97,9 @@ def resume(
         created = None if journal.replaying else _create(config)
         limits = _limits(config, journal)
         raised = limits.model_copy(update=more) if more else None
-        mind = mind or make_mind(config, replies(journal) if replies else journal, events, raised or limits)
+        length = {} if max_output_tokens is None else {"max_output_tokens": max_output_tokens}
+        asked = config.model_copy(update=length)
+        mind = mind or make_mind(asked, replies(journal) if replies else journal, events, raised or limits)
         return _drive(folder, journal, created, True, events, ask, mind, bench, librarian, raised)
 
 
@@ -147,6 +151,7 @@ def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limi
         coder_model=config.coder_model,
         repair_model=config.repair_model,
         verifier_model=config.verifier_model,
+        max_output_tokens=config.max_output_tokens,
     )
     whole = language_model(
         config.model,
