@@ -95,7 +95,9 @@ class MemoryLog:
 
 def hasty(**changes: Any) -> MindSettings:
     """Settings that retry without waiting long."""
-    patience = Patience(request_seconds=10, attempts=4, first_wait_seconds=0.01, longest_wait_seconds=0.05)
+    patience = Patience(
+        request_seconds=10, attempts=4, busy_seconds=5, first_wait_seconds=0.01, longest_wait_seconds=0.05
+    )
     return MindSettings(**{"patience": patience, **changes})
 
 

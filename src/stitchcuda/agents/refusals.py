@@ -13,6 +13,7 @@ LEAST_OUTPUT_TOKENS = 1_000
 """Shorter replies are not asked for: no program fits into them, and hardly any Feedback."""
 
 _RETRIED_STATUSES = {408, 409, 425, 429}
+_BUSY_STATUSES = {429, 503, 529}
 _NO_TOOLS = {400, 404, 422, 500, 501}
 """What servers answer to a tool call that they cannot make; llama.cpp without --jinja says 500."""
 _LENGTH = re.compile(
@@ -76,6 +77,11 @@ def worth_retrying(error: ModelHTTPError) -> bool:
     if "insufficient_quota" in f"{error.provider_error_code} {error.body}":
         return False
     return error.status_code in _RETRIED_STATUSES or error.status_code >= 500
+
+
+def busy(error: ModelHTTPError) -> bool:
+    """Whether the server is well, but has too much to do."""
+    return error.status_code in _BUSY_STATUSES
 
 
 def is_transport(error: BaseException) -> bool:

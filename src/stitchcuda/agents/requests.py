@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,9 +35,10 @@ from pydantic_ai.settings import ModelSettings
 from stitchcuda.agents import refusals
 from stitchcuda.agents.roles import ReplyLog, ReplyRecord, RequestKey
 from stitchcuda.agents.secrets import KEY_VARIABLES, public_url, scrub
-from stitchcuda.agents.server import server_of
-from stitchcuda.agents.settings import MindSettings, Patience
+from stitchcuda.agents.server import server_of, spread
+from stitchcuda.agents.settings import MindSettings
 from stitchcuda.agents.spending import CHARACTERS_PER_TOKEN, Meter, Price, Spend, price, split_model
+from stitchcuda.agents.tries import Tries
 from stitchcuda.errors import ModelAccessError
 
 Notify = Callable[[str], None]
@@ -161,9 +161,10 @@ class JournaledModel(WrapperModel):
         """The reply, after as many tries as patience allows; ModelAccessError when there is none, ToolsRefused when
         there would be one to a request without tools, UnusableReplies when there is no room for another one."""
         patience = self.role_settings.patience
-        wait = patience.first_wait_seconds
-        tries = 0
+        tries = Tries(patience)
         while True:
+            await tries.next(self.server)
+            busy, hint = False, None
             try:
                 async with asyncio.timeout(patience.request_seconds):
                     return await self.wrapped.request(messages, ModelSettings(**asked), parameters)  # type: ignore[typeddict-item]
@@ -176,24 +177,25 @@ class JournaledModel(WrapperModel):
                     raise ToolsRefused(f"{self.model} at {self.address}: {refusals.status_words(error)}") from None
                 if not refusals.worth_retrying(error):
                     raise self._refused(error) from None
-                what, hint = refusals.status_words(error), error.retry_after
+                what, busy, hint = refusals.status_words(error), refusals.busy(error), error.retry_after
             except TimeoutError:
-                what, hint = f"no reply within {patience.request_seconds:.0f} s", None
+                what = f"no reply within {patience.request_seconds:.0f} s"
             except (ModelAPIError, UnexpectedModelBehavior) as error:
-                what, hint = refusals.words(error), None
+                what = refusals.words(error)
             except UserError as error:
                 raise ModelAccessError(f"{self.model} cannot be asked: {scrub(str(error))[:300]}") from None
             except Exception as error:
                 if not refusals.is_transport(error):
                     raise
-                what, hint = refusals.words(error), None
-            tries += 1
-            if tries >= patience.attempts or (hint or 0) > patience.longest_retry_after_seconds:
-                raise self._gave_up(what, tries, hint)
-            pause = _pause(wait, hint, patience)
-            self.notify(f"{self.model}: {what}; trying again in {pause:.1f} s ({tries + 1} of {patience.attempts})")
-            await asyncio.sleep(pause)
-            wait *= 2
+                what = refusals.words(error)
+            pause = tries.pause(hint, busy=busy)
+            if pause is None:
+                raise self._gave_up(what, tries.made, hint)
+            self.notify(f"{self.model}: {what}; trying again in {pause:.1f} s ({tries.left(busy=busy)})")
+            if busy:
+                self.server.leave_alone(pause)
+            else:
+                await asyncio.sleep(spread(pause))
 
     def _amended(self, asked: dict[str, Any], usual: int, error: ModelHTTPError, prompt: int) -> bool:
         """Whether ``asked`` could be made what the server takes, by what its refusal says."""
@@ -321,12 +323,6 @@ def _prompt_tokens(messages: list[ModelMessage], parameters: ModelRequestParamet
             size += len(message.instructions or "")
         size += sum(len(str(getattr(part, "content", "") or getattr(part, "args", ""))) for part in message.parts)
     return int(size / CHARACTERS_PER_TOKEN)
-
-
-def _pause(wait: float, hint: float | None, patience: Patience) -> float:
-    if hint is not None:
-        return hint
-    return min(wait, patience.longest_wait_seconds) * random.uniform(0.8, 1.2)
 
 
 def address_of(model: str, base_url: str | None, default_urls: dict[str, str]) -> str:

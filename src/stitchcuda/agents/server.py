@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import threading
+import time
+
+SPREAD = 0.25
+"""By how much of a pause those that wait for its end are spread out after it, so that they do not all ask at once."""
 
 
 class Server:
@@ -11,6 +17,20 @@ class Server:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._longest_reply: int | None = None
+        self._not_before = 0.0
+
+    def leave_alone(self, seconds: float) -> None:
+        """It is busy: nobody asks it anything for so long."""
+        with self._lock:
+            self._not_before = max(self._not_before, time.monotonic() + seconds)
+
+    async def ready(self) -> bool:
+        """Returns when it may be asked; whether that took waiting."""
+        waited = False
+        while (seconds := self._not_before - time.monotonic()) > 0:
+            await asyncio.sleep(spread(seconds))
+            waited = True
+        return waited
 
     def refused(self, longest: int) -> None:
         """It gives no reply of more than ``longest`` tokens, whatever the prompt."""
@@ -20,6 +40,11 @@ class Server:
     def granted(self, tokens: int) -> int:
         """Of a reply of so many tokens at most, how many it gives as far as is known."""
         return min(tokens, self._longest_reply or tokens)
+
+
+def spread(seconds: float) -> float:
+    """A pause of that length or somewhat longer, by chance."""
+    return seconds * random.uniform(1.0, 1.0 + SPREAD)
 
 
 _KNOWN: dict[tuple[str, str], Server] = {}

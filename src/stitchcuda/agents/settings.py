@@ -39,9 +39,14 @@ class Patience(BaseModel):
 
     request_seconds: float = Field(default=1800.0, gt=0, description="for one reply, start to end")
     connect_seconds: float = Field(default=15.0, gt=0, description="for opening the connection")
-    attempts: int = Field(default=6, gt=0, description="tries of one request before giving up")
+    attempts: int = Field(default=6, gt=0, description="tries of one request while the endpoint fails")
+    busy_seconds: float = Field(
+        default=600.0, ge=0, description="for one request, while the server says that it is busy (HTTP 429, 503, 529)"
+    )
     first_wait_seconds: float = Field(default=1.0, ge=0, description="before the second try; doubles each time")
-    longest_wait_seconds: float = Field(default=60.0, ge=0, description="between two tries")
+    longest_wait_seconds: float = Field(
+        default=60.0, ge=0, description="between two tries, unless the server asks for more"
+    )
     longest_retry_after_seconds: float = Field(
         default=300.0, ge=0, description="a server that asks for a longer wait ends the run instead"
     )

@@ -95,6 +95,7 @@ class Judge:
                 patience=Patience(
                     request_seconds=settings.request_seconds,
                     attempts=settings.attempts,
+                    busy_seconds=settings.request_seconds,
                     first_wait_seconds=settings.first_wait_seconds,
                 ),
                 prices=settings.prices,

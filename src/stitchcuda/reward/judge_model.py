@@ -26,7 +26,9 @@ class JudgeSettings(BaseModel):
     output_tokens: int = Field(default=3_000, gt=0, description="longest reply; doubled after a cut-off one")
     output_mode: OutputMode = "tool"
     reasks: int = Field(default=1, ge=0, description="times an unusable reply is sent back with what is wrong")
-    request_seconds: float = Field(default=180.0, gt=0, description="for one reply, start to end")
+    request_seconds: float = Field(
+        default=180.0, gt=0, description="for one reply, start to end; and for a server that is busy"
+    )
     attempts: int = Field(default=3, gt=0, description="tries of one request when the endpoint fails")
     first_wait_seconds: float = Field(default=1.0, ge=0, description="before the second try; doubles each time")
     prices: dict[str, Prices] = Field(default_factory=dict, description="by PROVIDER:NAME; over the price list")
