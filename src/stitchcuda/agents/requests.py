@@ -161,15 +161,19 @@ class JournaledModel(WrapperModel):
         """The reply, after as many tries as patience allows; ModelAccessError when there is none, ToolsRefused when
         there would be one to a request without tools, UnusableReplies when there is no room for another one."""
         patience = self.role_settings.patience
-        tries = Tries(patience)
+        tries, too_long = Tries(patience), False
         while True:
             await tries.next(self.server)
             busy, hint = False, None
             try:
                 async with asyncio.timeout(patience.request_seconds):
-                    return await self.wrapped.request(messages, ModelSettings(**asked), parameters)  # type: ignore[typeddict-item]
+                    reply = await self.wrapped.request(messages, ModelSettings(**asked), parameters)  # type: ignore[typeddict-item]
+                if too_long:
+                    self.server.grants(int(asked["max_tokens"]))
+                return reply
             except ModelHTTPError as error:
                 if self._amended(asked, usual, error, _prompt_tokens(messages, parameters)):
+                    too_long = too_long or refusals.whatever_the_prompt(error)
                     continue
                 if self.ordinal and refusals.refuses_length(error):
                     raise UnusableReplies from None
@@ -208,8 +212,6 @@ class JournaledModel(WrapperModel):
             length = usual  # in whatever words, the length may be what it refuses
         if length is None:
             return False
-        if refusals.whatever_the_prompt(error):
-            self.server.refused(length)
         self.notify(f"{self.model}: a reply of {refused:,} tokens is refused; asking for {length:,} at most")
         asked["max_tokens"] = length
         return True

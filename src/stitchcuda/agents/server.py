@@ -32,8 +32,8 @@ class Server:
             waited = True
         return waited
 
-    def refused(self, longest: int) -> None:
-        """It gives no reply of more than ``longest`` tokens, whatever the prompt."""
+    def grants(self, longest: int) -> None:
+        """It gave a reply of at most so many tokens, and none of more, whatever the prompt."""
         with self._lock:
             self._longest_reply = min(longest, self._longest_reply or longest)
 
