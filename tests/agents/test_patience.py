@@ -11,17 +11,18 @@ import pytest
 pytest.importorskip("pydantic_ai")
 
 from stitchcuda.agents.llm import mind
-from stitchcuda.agents.settings import MindSettings, Patience
-from stitchcuda.errors import ModelAccessError
+from stitchcuda.agents.settings import Limits, MindSettings, Patience
+from stitchcuda.errors import BudgetExceeded, ModelAccessError
 from tests.agents.support import PLAN, MemoryLog, plan_request
 from tests.support.scripted_endpoint import Answer, Request, ScriptedEndpoint, status, tool
 
 
-def ask(endpoint: ScriptedEndpoint, **patience: float) -> None:
+def ask(endpoint: ScriptedEndpoint, limits: Limits | None = None, **patience: float) -> None:
     """For a plan, with a journal of its own."""
     given = {"attempts": 2, "first_wait_seconds": 0.01, "longest_wait_seconds": 0.05, **patience}
     settings = MindSettings(patience=Patience.model_validate(given))
-    mind("openai:scripted", base_url=endpoint.base_url, log=MemoryLog(), settings=settings).planner.plan(plan_request())
+    roles = mind("openai:scripted", base_url=endpoint.base_url, log=MemoryLog(), settings=settings, limits=limits)
+    roles.planner.plan(plan_request())
 
 
 def timed(*answers: Answer) -> tuple[Callable[[Request, int], Answer], list[float]]:
@@ -85,3 +86,17 @@ def test_those_beside_and_after_it_leave_a_busy_server_alone_too() -> None:
     assert len(later) == 4
     assert min(later) - first >= 2.0
     assert max(later) - min(later) > 0.02, "they come one after the other"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [tool(PLAN, delay_s=20), status(500), status(429, headers={"Retry-After": "20"})],
+    ids=["hangs", "fails", "is busy"],
+)
+def test_no_server_is_waited_for_beyond_the_time_of_the_run(answer: Answer) -> None:
+    begun = time.monotonic()
+    with ScriptedEndpoint(lambda request, number: answer) as endpoint:
+        with pytest.raises(BudgetExceeded, match="limit of wall time is 1 s"):
+            ask(endpoint, Limits(seconds=1), attempts=1_000)
+        assert endpoint.count > 0
+    assert time.monotonic() - begun < 15

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from stitchcuda.agents.llm import mind
+from stitchcuda.agents.settings import Limits
 from stitchcuda.workflow.approval import approval, later
 from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.folder import RunFolder
@@ -80,7 +81,13 @@ def go(
             journal=journal,
             folder=folder,
             bench=bench or ToyBench(),
-            mind=mind("openai:scripted", base_url=endpoint.base_url, log=journal, settings=hasty()),
+            mind=mind(
+                "openai:scripted",
+                base_url=endpoint.base_url,
+                log=journal,
+                settings=hasty(),
+                limits=Limits(tokens=settings.tokens, usd=settings.usd, seconds=settings.seconds),
+            ),
             sink=Ear(),
             approve=approval(folder, resumed=True, ask=later),
         ).run()

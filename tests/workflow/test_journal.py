@@ -8,16 +8,18 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from pydantic import BaseModel
 
-from stitchcuda.agents.llm import SpendingLog
+from stitchcuda.agents.llm import SpendingLog, TimedLog
 from stitchcuda.agents.roles import ReplyLog, ReplyRecord, RequestKey
+from stitchcuda.benchmark.governor import Governor
 from stitchcuda.errors import InfrastructureError, RunError
-from stitchcuda.workflow.journal import Journal
+from stitchcuda.workflow.journal import Journal, Lane
 from stitchcuda.workflow.lock import is_running
-from stitchcuda.workflow.records import NAME, read_records
+from stitchcuda.workflow.records import NAME, read_records, wall_seconds
 
 
 class Number(BaseModel):
@@ -102,6 +104,34 @@ def test_the_model_layer_is_told_what_it_will_not_see_again(tmp_path: Path) -> N
         journal.node = "code#1"
         journal.append(record("code#1"))
         assert (journal.spent().requests, journal.spent().usd) == (1, 0.25)
+
+
+def test_the_model_layer_is_told_how_long_the_run_has_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("stitchcuda.workflow.journal.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def told(lane: Lane, seconds: float) -> float:
+        """At the end of an effect that takes so long."""
+
+        def work() -> Number:
+            clock.now += seconds
+            with lane.active():
+                return Number(value=journal.worked())
+
+        return lane.effect("number", Number, work).value
+
+    with Journal.create(tmp_path) as journal:
+        assert isinstance(journal, TimedLog)
+        assert isinstance(Governor().over(journal), TimedLog)
+        assert told(journal.main, 5) == 5
+        first, second = journal.lane("round#1.0"), journal.lane("round#1.1")
+        assert told(first, 10) == 15
+        assert told(first, 10) == 25
+        assert told(second, 7) == 12, "what went beside it took none of its time"
+        assert told(journal.lane("round#2.0"), 1) == 26, "of a round the longest lane counts"
+        clock.now += 1000
+        assert journal.worked() == 26
+    assert wall_seconds(read_records(tmp_path / NAME)[0]) == 26
 
 
 def fill(folder: Path, count: int = 4) -> bytes:

@@ -33,6 +33,13 @@ class SpendingLog(Protocol):
     def spent(self) -> Spend: ...
 
 
+@runtime_checkable
+class TimedLog(Protocol):
+    """A ReplyLog that knows how long the run has worked by now, in seconds."""
+
+    def worked(self) -> float: ...
+
+
 def mind(
     model: str,
     *,
@@ -56,7 +63,7 @@ def mind(
     from stitchcuda.agents.asking import Conversation
     from stitchcuda.agents.scheme_judge import LlmJudge
 
-    meter = Meter(limits or Limits())
+    meter = Meter(limits or Limits(), log.worked if isinstance(log, TimedLog) else None)
     if isinstance(log, SpendingLog):
         meter.start_from(log.spent())
     conversation = Conversation(

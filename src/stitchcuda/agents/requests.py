@@ -115,7 +115,8 @@ class JournaledModel(WrapperModel):
             # After the key was made: how long a reply is granted does not change the question.
             longest = self.role_settings.max_output_tokens or int(asked["max_tokens"])
             asked["max_tokens"] = self.server.granted(longest)
-            async with self.meter.room_for(self._most(messages, asked, model_request_parameters)):
+            most = self._most(messages, asked, model_request_parameters)
+            async with self.meter.in_time(), self.meter.room_for(most):
                 self.live += 1
                 if self.ordinal:
                     self.notify(

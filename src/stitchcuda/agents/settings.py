@@ -24,12 +24,13 @@ class Prices(BaseModel):
 
 
 class Limits(BaseModel):
-    """Checked before each request that would be paid; None is no limit."""
+    """Held for each request that would be paid; None is no limit."""
 
     model_config = ConfigDict(frozen=True)
 
     tokens: int | None = Field(default=None, ge=0, description="input plus output tokens of the whole run")
     usd: float | None = Field(default=None, ge=0, description="US dollars of the whole run")
+    seconds: float | None = Field(default=None, gt=0, description="wall time of the whole run, seconds")
 
 
 class Patience(BaseModel):

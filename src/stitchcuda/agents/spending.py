@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -82,8 +83,11 @@ class Meter:
     Safe to use from several threads.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, worked: Callable[[], float] | None = None) -> None:
+        """``worked`` gives the seconds that the run has worked by now; without it those since here count."""
         self.limits = limits
+        made = time.monotonic()
+        self._worked = worked or (lambda: time.monotonic() - made)
         self._lock = threading.Lock()
         self._records: dict[RequestKey, tuple[ReplyRecord, bool]] = {}
         self._under_way: list[Spend] = []
@@ -114,6 +118,22 @@ class Meter:
             usd=self._before.usd + sum(r.usd for r, _ in records),
             unpriced=self._before.unpriced + sum(not priced for _, priced in records),
         )
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """Within, all waiting ends with BudgetExceeded when the run's wall time is used."""
+        limit = self.limits.seconds
+        timeout = asyncio.timeout(None if limit is None else limit - self._worked())
+        try:
+            async with timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise BudgetExceeded(
+                f"The limit of wall time is {limit:.0f} s, and it passed before the model had answered. "
+                "Raise the limit and resume the run to go on."
+            ) from None
 
     @asynccontextmanager
     async def room_for(self, most: Spend) -> AsyncIterator[None]:

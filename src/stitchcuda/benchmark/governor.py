@@ -97,6 +97,10 @@ class Paced:
         """See ``agents.llm.SpendingLog``."""
         return self._journal.spent()
 
+    def worked(self) -> float:
+        """See ``agents.llm.TimedLog``."""
+        return self._journal.worked()
+
     def find(self, key: RequestKey) -> ReplyRecord | None:
         """A reply that is there, or leave to ask for it."""
         found = self._journal.find(key)

@@ -30,7 +30,19 @@ from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.agents.spending import Spend
 from stitchcuda.errors import RunError
 from stitchcuda.workflow.lock import take_lock
-from stitchcuda.workflow.records import MAIN, NAME, REFERENCES, REPLY, Record, canonical, digest_of, ends, read_records
+from stitchcuda.workflow.records import (
+    MAIN,
+    NAME,
+    REFERENCES,
+    REPLY,
+    Record,
+    canonical,
+    digest_of,
+    ends,
+    longest,
+    read_records,
+    side_by_side,
+)
 from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -48,6 +60,8 @@ class Lane:
         """Seconds of this lane's effects so far, replayed ones as journaled."""
         self.served = 0
         """Effects that are done: served, or made live."""
+        self._begun: float | None = None
+        """When the effect under way was begun, on the monotonic clock."""
         self._journal = journal
         self._effects = effects
         self._node = "prepare#0"
@@ -60,6 +74,11 @@ class Lane:
     @node.setter
     def node(self, value: str) -> None:
         self._node = value
+
+    @property
+    def worked(self) -> float:
+        """``elapsed`` with the effect under way."""
+        return self.elapsed + (0.0 if self._begun is None else time.monotonic() - self._begun)
 
     @property
     def replaying(self) -> bool:
@@ -101,8 +120,11 @@ class Lane:
             self.served += 1
             self.elapsed += record.seconds
             return value
-        started = time.monotonic()
-        value = produce()
+        started = self._begun = time.monotonic()
+        try:
+            value = produce()
+        finally:
+            self._begun = None
         seconds = round(time.monotonic() - started, 3)
         data = json.loads(json.dumps(value.model_dump(mode="json")))
         value = model.model_validate(data)
@@ -166,6 +188,7 @@ class Journal:
         self._opened = [record for record in records if record.kind != REPLY]
         self._journaled = effects
         """Effects of lanes that nobody asked for yet."""
+        self._lanes = [self.main]
         self._end = (len(records), length, records[-1].digest if records else "")
         """Lines, bytes and the last line's hash; set at once, since an interrupt may come between any two steps."""
         self._stream = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -220,13 +243,20 @@ class Journal:
         """The lane by this name, from its beginning. Its part before the first dot names those it goes beside."""
         if not name or ":" in name:
             raise ValueError(f"'{name}' is no name of a lane; expected one without ':'.")
-        return Lane(self, name, self._journaled.pop(name, []))
+        lane = Lane(self, name, self._journaled.pop(name, []))
+        self._lanes.append(lane)
+        return lane
+
+    @property
+    def _active(self) -> Lane:
+        """The lane that this thread works in."""
+        active = _ACTIVE.get()
+        return active if active is not None and active._journal is self else self.main
 
     @property
     def node(self) -> str:
         """The node that model requests of this thread belong to."""
-        active = _ACTIVE.get()
-        return active.node if active is not None and active._journal is self else self.main.node
+        return self._active.node
 
     @node.setter
     def node(self, value: str) -> None:
@@ -335,6 +365,14 @@ class Journal:
             output_tokens=sum(r.output_tokens for r in replies),
             usd=sum(r.usd for r in replies),
         )
+
+    def worked(self) -> float:
+        """Seconds that the run has worked by now, the effect under way included, as this thread's lane knows it: of
+        lanes that went side by side the longest counts, and nothing of those beside it."""
+        own = self._active
+        beside = side_by_side(own.name)
+        past = {lane.name: lane.worked for lane in self._lanes if side_by_side(lane.name) != beside}
+        return longest(past | {own.name: own.worked})
 
     @property
     def replies(self) -> list[ReplyRecord]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,17 @@ def wall_seconds(records: Iterable[Record]) -> float:
     lanes: defaultdict[str, float] = defaultdict(float)
     for record in records:
         lanes[record.lane] += record.seconds
+    return longest(lanes)
+
+
+def side_by_side(lane: str) -> str:
+    """The same for lanes that go side by side."""
+    return lane.partition(".")[0]
+
+
+def longest(lanes: Mapping[str, float]) -> float:
+    """Seconds of ``lanes`` by name, of those side by side only the longest."""
     rounds: defaultdict[str, float] = defaultdict(float)
     for lane, seconds in lanes.items():
-        together = lane.partition(".")[0]
-        rounds[together] = max(rounds[together], seconds)
+        rounds[side_by_side(lane)] = max(rounds[side_by_side(lane)], seconds)
     return sum(rounds.values())

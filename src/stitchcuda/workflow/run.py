@@ -157,7 +157,7 @@ def make_mind(config: RunConfig, journal: ReplyLog, sink: events.EventSink, limi
         config.model,
         base_url=config.base_url,
         log=journal,
-        limits=ModelLimits(tokens=limits.tokens or None, usd=limits.usd or None),
+        limits=ModelLimits(tokens=limits.tokens or None, usd=limits.usd or None, seconds=limits.seconds or None),
         settings=settings,
         notify=lambda sentence: sink.emit(Notice(sentence)),
     )
