@@ -57,6 +57,12 @@ CONTEXT: dict[str, Refusal] = {
 """Of a server with a context of 16,384 tokens, of which the prompt takes 9,000."""
 
 
+@pytest.fixture(autouse=True)
+def _unknown_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test has taught the process of a server is not believed of the next one at its address."""
+    monkeypatch.setattr("stitchcuda.agents.server._KNOWN", {})
+
+
 def coder(endpoint: ScriptedEndpoint, log: MemoryLog | None = None, settings: MindSettings | None = None) -> Mind:
     return mind(MODEL, base_url=endpoint.base_url, log=log or MemoryLog(), settings=settings or hasty())
 
