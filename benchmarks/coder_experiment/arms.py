@@ -57,6 +57,21 @@ def arms(seeds: int) -> list[Arm]:
     return [*found, Arm("rejection-1", "rejection", 1), Arm("shuffled-1", "grpo", 1, shuffled=True)]
 
 
+class UnknownArm(ValueError):
+    """A name that no arm of these seeds has."""
+
+
+def wanted(names: str, seeds: int) -> list[Arm]:
+    """The arms that ``names``, with commas, asks for, in the order in which they are run; all where it is empty. The
+    name of the cold start, which comes before every arm, asks for it alone. Raises UnknownArm."""
+    every = arms(seeds)
+    asked = {name.strip() for name in names.split(",")} - {""}
+    known = [PARTIAL_SFT, *(arm.name for arm in every)]
+    if unknown := sorted(asked - set(known)):
+        raise UnknownArm(f"no arm of {seeds} seeds is called {', '.join(unknown)}; known are {', '.join(known)}")
+    return [arm for arm in every if not asked or arm.name in asked]
+
+
 @dataclass(frozen=True)
 class Budget:
     """The same for every arm: ``steps`` of ``grpo.prompts * grpo.group`` rollouts each."""

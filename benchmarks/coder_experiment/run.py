@@ -49,7 +49,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
         command.add_argument("--steps", type=int, default=50, help="of every arm")
         command.add_argument("--seeds", type=int, default=2)
-        command.add_argument("--only", default="", help="names of arms, with commas; all where empty")
+        command.add_argument("--only", default="", help="names of arms, or sft, with commas; all where empty")
         command.add_argument("--lr", type=float, help=f"of GRPO; the pilot's choice, or {USUAL_RATE:g} without one")
         command.add_argument("--prompts", type=int, default=16)
         command.add_argument("--group", type=int, default=16)
@@ -175,9 +175,8 @@ def slice_(session: Session) -> int:
     arms.start_from_sft(bench, folder, session.base)
     if not arms.test(bench, folder, data, PARTIAL_SFT, budget.test_samples, session.left):
         return LEFT
-    wanted = set(options.only.split(",")) - {""}
-    for arm in arms.arms(options.seeds):
-        if folder.result(arm.name).exists() or (wanted and arm.name not in wanted):
+    for arm in arms.wanted(options.only, options.seeds):
+        if folder.result(arm.name).exists():
             continue
         if session.left() < 20:
             return LEFT
@@ -335,7 +334,7 @@ def say(text: str) -> None:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run a command: 0 done, 3 something is left. Whatever ends it but a kill, the state is packed."""
+    """Run a command: 0 done, 2 wrong use, 3 something is left. Whatever ends it but a kill, the state is packed."""
     began = time.monotonic()
     options = arguments(given)
     if options.command == "analyse":
@@ -359,8 +358,14 @@ def main(given: list[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "4")
     # Whoever limits a command's time sends this before the kill: the state is packed then.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    from coder_experiment.arms import UnknownArm, wanted
     from coder_experiment.evaluate import OutOfTime
 
+    try:
+        wanted(options.only, options.seeds)
+    except UnknownArm as error:
+        say(f"--only: {error}")
+        return WRONG
     session = Session(options, began)
     try:
         if options.command == "calibrate":

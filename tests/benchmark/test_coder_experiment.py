@@ -336,6 +336,27 @@ def test_an_arm_and_its_test_that_were_killed_anywhere_end_as_if_they_had_not_be
     assert len(state.lines(cut.result(arm.name))) == 3 * 16
 
 
+@pytest.mark.parametrize("only", ["rejection,shuffled", "rubric-1,rubric-3", "base"])
+def test_a_name_that_no_arm_has_is_refused_before_anything_is_loaded(
+    only: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    given = ["slice", "--only", only, "--state", str(state), "--backend", "cpu", "--model", str(tmp_path / "none.gguf")]
+    assert room("run").main(given) == 2
+    said = capsys.readouterr().out
+    unknown = {"rejection", "shuffled", "rubric-3", "base"} & set(only.split(","))
+    assert f"is called {', '.join(sorted(unknown))}; known are sft, rubric-1, rule-1, sft_longer," in said
+    assert "shuffled-1" in said
+    assert not state.exists()
+
+
+def test_arms_that_are_asked_for_are_run_in_the_order_of_all() -> None:
+    arms = room("arms")
+    assert [arm.name for arm in arms.wanted("shuffled-1, rule-3,sft", 3)] == ["rule-3", "shuffled-1"]
+    assert arms.wanted("sft", 2) == []
+    assert arms.wanted("", 2) == arms.arms(2)
+
+
 def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
