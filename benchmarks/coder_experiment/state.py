@@ -12,12 +12,14 @@ A process may be killed at any byte: files are replaced whole, and a line that w
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,11 +108,19 @@ def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
         whole(path, "".join(json.dumps(record) + "\n" for record in lines(path) if wanted(record)).encode())
 
 
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """A folder for one process at a time; others wait. Whoever is killed holds it no longer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
 def pack(state: Path, out: Path) -> list[Path]:
     """The folder as at most 5 files of at most 15 MiB in ``out``, without the weights of arms that were tested, which
     nothing needs any more. Where it is too much, the checkpoint of an arm under way is left out, which then begins
-    anew. Raises ValueError where that is not enough."""
-    out.mkdir(parents=True, exist_ok=True)
+    anew. Raises ValueError where that is not enough. What another process packed into ``out`` is replaced."""
     files = sorted(path for path in state.rglob("*") if path.is_file() and not path.name.endswith(".part"))
     tested = [p for p in files if p.name == "changes.pt" and (state / "results" / f"{p.parent.name}.jsonl").exists()]
     under_way = [path for path in files if path.name == "checkpoint.pt"]
@@ -121,13 +131,15 @@ def pack(state: Path, out: Path) -> list[Path]:
     else:
         raise ValueError(f"the state is {len(data) >> 20} MiB packed, more than {MOST_BYTES >> 20} can leave")
     parts = [out / f"state.tgz.{at}" for at in range(-(-len(data) // PART_BYTES))]
-    # Written beside the earlier ones first: whoever is killed meanwhile leaves a set that belongs together.
-    for at, part in enumerate(parts):
-        part.with_name(f"new.{at}").write_bytes(data[at * PART_BYTES : (at + 1) * PART_BYTES])
-    for at, part in enumerate(parts):
-        os.replace(part.with_name(f"new.{at}"), part)
-    for old in set(out.glob("state.tgz.*")) - set(parts):
-        old.unlink()
+    aside = [out / f"new.{os.getpid()}.{at}" for at in range(len(parts))]
+    with held(out):
+        # Written beside the earlier ones first: whoever is killed meanwhile leaves a set that belongs together.
+        for at, part in enumerate(aside):
+            part.write_bytes(data[at * PART_BYTES : (at + 1) * PART_BYTES])
+        for new, part in zip(aside, parts, strict=True):
+            os.replace(new, part)
+        for old in {*out.glob("state.tgz.*"), *out.glob("new.*")} - set(parts):
+            old.unlink()
     return parts
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -360,8 +361,6 @@ def test_arms_that_are_asked_for_are_run_in_the_order_of_all() -> None:
 def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     state = room("state")
     monkeypatch.setattr(state, "MOST_BYTES", 40_000)
     monkeypatch.setattr(state, "PART_BYTES", 16_000)
@@ -372,13 +371,47 @@ def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
     state.whole(folder.path / "config.json", b"{}")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "state.tgz.7").write_bytes(b"of an earlier one")
+    for left in ("state.tgz.7", "new.1.3"):
+        (out / left).write_bytes(b"of an earlier one, which was killed")
     assert [path.name for path in state.pack(folder.path, out)] == ["state.tgz.0", "state.tgz.1"]
-    assert len(list(out.iterdir())) == 2
+    assert {path.name for path in out.iterdir()} == {".lock", "state.tgz.0", "state.tgz.1"}
     state.unpack(out, tmp_path / "again")
     assert (tmp_path / "again" / "arms" / "untested" / "changes.pt").exists()
     assert not (tmp_path / "again" / "arms" / "tested" / "changes.pt").exists()
     assert (tmp_path / "again" / "results" / "tested.jsonl").exists()
+
+
+PACK = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from coder_experiment import state
+state.PART_BYTES = 3000
+mine, out, go = (Path(given) for given in sys.argv[2:])
+while not go.exists():
+    time.sleep(0.001)
+for _ in range(60):
+    state.pack(mine, out)
+"""
+
+
+def test_two_processes_that_pack_into_one_folder_leave_the_state_of_one(tmp_path: Path) -> None:
+    state, go = room("state"), tmp_path / "go"
+    names = {name: os.urandom(20_000) for name in ("one", "two")}
+    for name, data in names.items():
+        (state.Folder(tmp_path / name).path / "sft.pt").write_bytes(data)
+    command = [sys.executable, "-c", PACK, BENCHMARKS]
+    packing = [
+        subprocess.Popen([*map(str, [*command, tmp_path / name, tmp_path / "out", go])], stderr=subprocess.PIPE)
+        for name in names
+    ]
+    go.touch()
+    for process in packing:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[1:] == [f"state.tgz.{at}" for at in range(7)]
+    state.unpack(tmp_path / "out", tmp_path / "again")
+    assert (tmp_path / "again" / "sft.pt").read_bytes() in names.values()
 
 
 def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path) -> None:
