@@ -351,7 +351,11 @@ def main(given: list[str] | None = None) -> int:
         from coder_experiment import state
 
         for other in options.others:
-            say(f"{other}: {', '.join(state.merge(options.state, other)) or 'nothing new'}")
+            try:
+                say(f"{other}: {', '.join(state.merge(options.state, other)) or 'nothing new'}")
+            except state.OtherExperiment as error:
+                say(str(error))
+                return WRONG
         if options.out is not None:
             state.pack(options.state, options.out)
         return DONE
@@ -398,6 +402,9 @@ def recorded(session: Session, command: Callable[[Session], int]) -> int:
         except OutOfTime as error:
             say(str(error))
             code = LEFT
+        except state.OtherExperiment as error:
+            say(str(error))
+            code = WRONG
         return code
     finally:
         seconds = round(time.monotonic() - session.began, 1)

@@ -414,7 +414,7 @@ def test_two_processes_that_pack_into_one_folder_leave_the_state_of_one(tmp_path
     assert (tmp_path / "again" / "sft.pt").read_bytes() in names.values()
 
 
-def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path) -> None:
+def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = room("state")
     for name, arms in (("one", ("rubric-1", "both-1")), ("two", ("rule-1", "both-1", "begun-1"))):
         folder = state.Folder(tmp_path / name)
@@ -435,12 +435,100 @@ def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path) -> None:
     assert state.lines(mine / "slices.jsonl") == [{"slice": "one"}, {"slice": "two"}]
     assert state.Folder(mine).config() == {"model": "m", "grpo": {"lr": 1}}
     (other / "sft.pt").write_bytes(b"another start")
-    with pytest.raises(ValueError, match="another cold start"):
-        state.merge(mine, other)
+    merge = ["merge", str(other), "--state", str(mine)]
+    assert room("run").main(merge) == 2
+    assert "another cold start" in capsys.readouterr().out
     state.Folder(other).settle(steps=3)
     state.Folder(mine).settle(steps=5)
-    with pytest.raises(ValueError, match=r"other settings \(steps\)"):
+    assert room("run").main(merge) == 2
+    assert "other settings (steps)" in capsys.readouterr().out
+
+
+def arm_of(folder: Path, steps: int, *, answers: int = 0, end: str = "checkpoint.pt") -> None:
+    """An arm under way, each of whose files tells in which folder and after how many steps it was written."""
+    state, mark = room("state"), f"{folder.name} {steps}"
+    run = state.Folder(folder)
+    (folder / "sft.pt").write_bytes(b"start")
+    arm, begun = run.arm("rule-1"), run.result("rule-1").with_name("rule-1.jsonl.begun")
+    for file in (arm / "metrics.jsonl", arm / "checkpoint.pt", arm / "changes.pt", begun):
+        file.unlink(missing_ok=True)
+    state.append(arm / "metrics.jsonl", *({"step": at, "of": mark} for at in range(steps)))
+    if end:
+        (arm / end).write_text(mark)
+    if answers:
+        state.append(begun, *({"sample": at, "of": mark} for at in range(answers)))
+
+
+def arm_as_it_is(folder: Path) -> dict[str, bytes]:
+    files = [*(folder / "arms").rglob("*"), *(folder / "results").glob("*")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "taken"),
+    [
+        ({"steps": 10}, {"steps": 25}, True),
+        ({"steps": 25}, {"steps": 10}, False),
+        ({"steps": 10}, {"steps": 10}, False),
+        ({"steps": 12, "end": ""}, {"steps": 10}, True),
+        ({"steps": 25}, {"steps": 50, "end": "changes.pt", "answers": 4}, True),
+        ({"steps": 50, "end": "changes.pt", "answers": 2}, {"steps": 50, "end": "changes.pt", "answers": 4}, True),
+        ({"steps": 50, "end": "changes.pt", "answers": 4}, {"steps": 50, "end": "changes.pt", "answers": 2}, False),
+        ({"steps": 25}, {"steps": 50, "end": "changes.pt"}, True),
+    ],
+)
+def test_an_arm_that_is_further_on_the_other_gpu_is_taken_with_its_begun_test(
+    here: dict[str, Any], there: dict[str, Any], taken: bool, tmp_path: Path
+) -> None:
+    state = room("state")
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    arm_of(mine, 5)
+    arm_of(other, 5)
+    assert state.merge(mine, other) == []
+    arm_of(mine, **here)
+    arm_of(other, **there)
+    wanted = arm_as_it_is(other if taken else mine)
+    assert state.merge(mine, other) == ["rule-1"] * taken
+    assert arm_as_it_is(mine) == wanted
+    assert state.merge(mine, other) == []
+
+
+def test_a_merge_that_is_killed_anywhere_mixes_no_two_arms_and_goes_on(tmp_path: Path) -> None:
+    state, other = room("state"), tmp_path / "other"
+    arm_of(other, 50, answers=4, end="changes.pt")
+    theirs = arm_as_it_is(other)
+    changing = {"rename", "replace", "unlink", "rmdir", "mkdir", "write", "open", "copy_file_range", "sendfile"}
+    kills = 0
+    for life in range(200):
+        mine = tmp_path / f"mine-{life}"
+        arm_of(mine, 50, answers=2, end="changes.pt")
+        before = arm_as_it_is(mine)
+        calls = iter(range(life + 1))
+
+        def kill(_: Any, event: str, function: Any) -> None:
+            if event == "c_call" and function.__name__ in changing and next(calls, None) is None:  # noqa: B023
+                raise Killed
+
+        try:
+            sys.setprofile(kill)
+            state.merge(mine, other)
+            break
+        except Killed:
+            kills += 1
+        finally:
+            sys.setprofile(None)
+        left = arm_as_it_is(mine)
+        trained = {name: data for name, data in left.items() if name.startswith("arms/")}
+        test = {name: data for name, data in left.items() if name.endswith(".begun")}
+        assert any(trained.items() <= some.items() and test.items() <= some.items() for some in (before, theirs)), life
         state.merge(mine, other)
+        assert arm_as_it_is(mine) == theirs
+        state.pack(mine, tmp_path / f"out-{life}")
+        state.unpack(tmp_path / f"out-{life}", tmp_path / f"again-{life}")
+        assert arm_as_it_is(tmp_path / f"again-{life}") == theirs
+        assert not [*(tmp_path / f"again-{life}").glob("*.part")]
+    assert kills > 10
+    assert arm_as_it_is(mine) == theirs
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
@@ -512,6 +600,11 @@ def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
     assert room("state").Folder(tmp_path / "b").config()["grpo"]["lr"] == 5e-5
     report = json.loads((tmp_path / "page" / "coder_experiment.json").read_text())
     assert [record.get("begun", record.get("code")) for record in report["slices"]] == [True, 0, True, 0]
+    third = run(tmp_path / "b", "--only", "rubric-1", "--test-samples", "1")
+    assert third.returncode == 2
+    assert "test is {'samples': 2" in third.stdout
+    assert "take another --state" in third.stdout
+    assert "Traceback" not in third.stderr
     assert "H2" in report["hypotheses"]
     assert math.isfinite(report["arms"]["rule"]["reward"]["value"])
     assert "| H3 | not run |" in (tmp_path / "page" / "coder_experiment.md").read_text()
