@@ -210,20 +210,29 @@ def _rejection(
         for _ in range(budget.rejection_epochs):
             draw.shuffle(rows)
             batches += [rows[at : at + budget.sft_rows] for at in range(0, len(rows), budget.sft_rows)]
-        slowest = 0.0
+        times = list[float]()
         for done, batch in enumerate(batches):
-            if clock() < max(5.0, 1.5 * slowest * (len(batches) - done)):
+            if clock() < max(5.0, 1.5 * max(times, default=0.0) * (len(batches) - done)):
                 return False
             began = time.monotonic()
             train.sft_step(bench, adam, batch, budget.rejection_lr)
-            slowest = max(slowest, time.monotonic() - began)
+            times.append(time.monotonic() - began)
         bench.generator.refresh()
+        _timed_update(file, last - 1, sum(times))
         _checkpoint(bench, path, adam, number + 1)
         longest = 0.0
     done_rows = sum(len(record["rows"]) for record in asked.values())
     _finish(bench, path / "changes.pt", path, {"steps": budget.steps, "kept": done_rows})
     learned.unlink()
     return True
+
+
+def _timed_update(file: Path, step: int, seconds: float) -> None:
+    """Count a round's updates to its last step, instead of those of an earlier start that did not come to its end."""
+    records = lines(file)
+    for record in (record for record in records if record["step"] == step):
+        record["seconds"]["update"] = seconds
+    whole(file, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def successes(group: Sequence[Rollout], most: int = 2) -> list[Row]:

@@ -234,7 +234,7 @@ def seconds(report: dict[str, Any]) -> str:
         canvas.add("rect", x=left + at * 100, y=12, width=14, height=14, fill=colour)
         canvas.text(left + at * 100 + 20, 24, phase)
     if "rejection" in shown:
-        canvas.text(left + 320, 24, "rejection: updates between rounds, not timed", fill=FAINT, font_size=11)
+        canvas.text(left + 320, 24, "rejection: updates of a round, over its steps", fill=FAINT, font_size=11)
     for row, (arm, times) in enumerate(shown.items()):
         y, begin = top + 5 + (ROW + 2) * row, 0.0
         canvas.text(left - 10, y + 16, arm, "end")

@@ -149,6 +149,7 @@ def slice_(session: Session) -> int:
     from coder_experiment import arms
     from coder_experiment.arms import PARTIAL_SFT, Budget
     from coder_experiment.dataset import Sizes
+    from coder_experiment.state import timed
 
     options, bench, folder = session.options, session.bench, session.folder
     budget = Budget(steps=options.steps, sft_epochs=options.sft_epochs, test_samples=options.test_samples)
@@ -167,13 +168,14 @@ def slice_(session: Session) -> int:
     say(f"generation: {bench.generator.recorded or 'eager'}")
     if not (folder.path / "sft.pt").exists():
         samples = max(1, budget.test_samples // 4)
-        if not arms.test(bench, folder, data, "base", samples, session.left):
+        if not _test(session, data, "base", samples):
             return LEFT
-        if not arms.supervise(bench, folder, data, budget, PARTIAL_SFT, session.left, stop_at=options.stop_at):
-            return LEFT
+        with timed(folder.arm(PARTIAL_SFT), "training", session.left) as clock:
+            if not arms.supervise(bench, folder, data, budget, PARTIAL_SFT, clock, stop_at=options.stop_at):
+                return LEFT
         say(f"cold start: {(folder.arm(PARTIAL_SFT) / 'done.json').read_text()}")
     arms.start_from_sft(bench, folder, session.base)
-    if not arms.test(bench, folder, data, PARTIAL_SFT, budget.test_samples, session.left):
+    if not _test(session, data, PARTIAL_SFT, budget.test_samples):
         return LEFT
     for arm in arms.wanted(options.only, options.seeds):
         if folder.result(arm.name).exists():
@@ -195,7 +197,7 @@ def _one(session: Session, data: Any, arm: Any, budget: Any) -> bool:
     import torch
 
     from coder_experiment import arms
-    from coder_experiment.state import load_tensors
+    from coder_experiment.state import load_tensors, timed
 
     bench, folder = session.bench, session.folder
     finished = folder.arm(arm.name) / "changes.pt"
@@ -209,12 +211,26 @@ def _one(session: Session, data: Any, arm: Any, budget: Any) -> bool:
     if finished.exists():
         bench.model.take({key: value.float() for key, value in load_tensors(finished).items()})
         bench.generator.refresh()
-    elif arm.kind == "supervised":
-        if not arms.supervise(bench, folder, data, budget, arm.name, session.left, stop_at=0.0):
+    else:
+        with timed(folder.arm(arm.name), "training", session.left) as clock:
+            if arm.kind == "supervised":
+                done = arms.supervise(bench, folder, data, budget, arm.name, clock, stop_at=0.0)
+            else:
+                done = arms.run_arm(bench, folder, data, arm, session.grpo, budget, clock)
+        if not done:
             return False
-    elif not arms.run_arm(bench, folder, data, arm, session.grpo, budget, session.left):
-        return False
-    return arms.test(bench, folder, data, arm.name, budget.test_samples, session.left)
+    return _test(session, data, arm.name, budget.test_samples)
+
+
+def _test(session: Session, data: Any, name: str, samples: int) -> bool:
+    """A model's test, where it did not take it."""
+    from coder_experiment import arms
+    from coder_experiment.state import timed
+
+    if session.folder.result(name).exists():
+        return True
+    with timed(session.folder.arm(name), "test", session.left) as clock:
+        return arms.test(session.bench, session.folder, data, name, samples, clock)
 
 
 def calibrate(session: Session) -> int:

@@ -3,8 +3,8 @@
 config.json      settings, each fixed when what it decides begins: the cold start, then the first arm
 data/            data sets                     memo.jsonl    what was measured
 sft.pt           the cold start's changes, float16
-arms/NAME/       metrics.jsonl, checkpoint.pt while it runs (and kept.jsonl, what rejection learns from), changes.pt and
-                 done.json when it is finished
+arms/NAME/       metrics.jsonl, wall.json, checkpoint.pt while it runs (and kept.jsonl, what rejection learns from),
+                 changes.pt and done.json when it is finished
 results/NAME.jsonl  one line for each sample of the test; NAME.jsonl.begun while it is taken
 
 A process may be killed at any byte: files are replaced whole, and a line that was cut off is dropped when it is read.
@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import tarfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -111,6 +112,35 @@ def keep(path: Path, wanted: Callable[[dict[str, Any]], bool]) -> None:
     """Drop lines: those written after the checkpoint that is gone on from."""
     if path.exists():
         whole(path, "".join(json.dumps(record) + "\n" for record in lines(path) if wanted(record)).encode())
+
+
+@contextlib.contextmanager
+def timed(arm: Path, what: str, clock: Callable[[], float]) -> Iterator[Callable[[], float]]:
+    """Write down in an arm's folder how many seconds this start spends on ``what``, work that is done twice included.
+    Gives ``clock`` back; whenever it is asked, which is before each step, what was spent so far is written, so that a
+    kill hides one step."""
+    file = arm / "wall.json"
+    starts = walls(arm)
+    began = time.monotonic()
+
+    def write() -> None:
+        spent = round(time.monotonic() - began, 2)
+        whole(file, json.dumps(starts | {what: [*starts.get(what, []), spent]}).encode())
+
+    def left() -> float:
+        write()
+        return clock()
+
+    try:
+        yield left
+    finally:
+        write()
+
+
+def walls(arm: Path) -> dict[str, list[float]]:
+    """Seconds that each start of an arm spent, by what for: ``training`` and ``test``."""
+    file = arm / "wall.json"
+    return dict(json.loads(file.read_text())) if file.exists() else {}
 
 
 @contextlib.contextmanager

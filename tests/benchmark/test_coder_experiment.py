@@ -331,6 +331,11 @@ def test_an_arm_and_its_test_that_were_killed_anywhere_end_as_if_they_had_not_be
     assert any(value.any() for name, value in weights[0].items() if name.startswith("high"))
     metrics = [state.lines(folder.path / "arms" / arm.name / "metrics.jsonl") for folder in (whole, cut)]
     assert [record["step"] for record in metrics[1]] == [0, 1, 2]
+    timed = [list(record["seconds"]) for record in metrics[1]]
+    # Those of a round of rejection are counted to its last step.
+    assert ["update" in phases for phases in timed] == [True, kind == "grpo", True]
+    done = json.loads((cut.path / "arms" / arm.name / "done.json").read_text())
+    assert done["seconds"]["update"] > 0
     steps = [[{**record, "seconds": 0} for record in some] for some in metrics]
     assert steps[0] == steps[1]
     assert state.lines(whole.result(arm.name)) == state.lines(cut.result(arm.name))
@@ -449,6 +454,7 @@ def arm_of(folder: Path, steps: int, *, answers: int = 0, end: str = "checkpoint
     state, mark = room("state"), f"{folder.name} {steps}"
     run = state.Folder(folder)
     (folder / "sft.pt").write_bytes(b"start")
+    (run.arm("rule-1") / "wall.json").write_text(json.dumps({"training": [float(steps)]}))
     arm, begun = run.arm("rule-1"), run.result("rule-1").with_name("rule-1.jsonl.begun")
     for file in (arm / "metrics.jsonl", arm / "checkpoint.pt", arm / "changes.pt", begun):
         file.unlink(missing_ok=True)
@@ -542,6 +548,33 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(tmp_path: 
     assert state.lines(file) == [{"a": 1}, {"a": 3}, {"a": 4}]
 
 
+START = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from coder_experiment import state
+with state.timed(Path(sys.argv[2]), "training", lambda: 7.0) as clock:
+    time.sleep(0.2)
+    print(clock(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_seconds_of_every_start_are_kept_those_of_a_killed_one_too(tmp_path: Path) -> None:
+    state = room("state")
+    command = [sys.executable, "-c", START, str(BENCHMARKS), str(tmp_path)]
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"7.0\n"
+            process.kill()
+    with state.timed(tmp_path, "test", lambda: 1.0):
+        pass
+    found = state.walls(tmp_path)
+    assert [len(found["training"]), len(found["test"])] == [2, 1]
+    assert all(0.2 <= seconds < 60 for seconds in found["training"])
+
+
 def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
     analyse = room("analyse")
     assert analyse.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
@@ -600,6 +633,13 @@ def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
     assert room("state").Folder(tmp_path / "b").config()["grpo"]["lr"] == 5e-5
     report = json.loads((tmp_path / "page" / "coder_experiment.json").read_text())
     assert [record.get("begun", record.get("code")) for record in report["slices"]] == [True, 0, True, 0]
+    assert {name: sorted(spent) for name, spent in report["wall"].items()} == {
+        name: ["test"] if name == "base" else ["test", "training"] for name in names
+    }
+    for name in ("sft", "rubric-1"):
+        (training,), steps = report["wall"][name]["training"], report["curves"][name]
+        assert training > sum(sum(step["seconds"].values()) for step in steps)
+        assert f"| {name} | {training:.0f} |" in (tmp_path / "page" / "coder_experiment.md").read_text()
     third = run(tmp_path / "b", "--only", "rubric-1", "--test-samples", "1")
     assert third.returncode == 2
     assert "test is {'samples': 2" in third.stdout
