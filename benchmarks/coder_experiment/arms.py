@@ -236,8 +236,9 @@ def _timed_update(file: Path, step: int, seconds: float) -> None:
 
 
 def successes(group: Sequence[Rollout], most: int = 2) -> list[Row]:
-    """The best different answers of a group that are worth something, as rows to learn from."""
-    ranked = sorted((r for r in group if r.value > 0), key=lambda r: -r.value)
+    """The best different answers of a group that are worth something, as rows to learn from. None with other letters
+    than ASCII has, which a right one may hold as blanks: the tokenizer reads no other text."""
+    ranked = sorted((r for r in group if r.value > 0 and r.text.isascii()), key=lambda r: -r.value)
     unique = {r.text: r for r in reversed(ranked)}
     best = sorted(unique.values(), key=lambda r: -r.value)[:most]
     return [replace(r.row, answer=r.text, kind="own") for r in best]

@@ -271,6 +271,28 @@ def test_training_on_answers_teaches_them_and_rewards_move_the_model_towards_wha
     assert np.mean(shares[-8:]) > np.mean(shares[:2]) + 0.1
 
 
+def test_an_answer_with_a_blank_that_is_not_ascii_may_be_right_but_is_none_to_learn_from(speller: Any) -> None:
+    arms, tokens = room("arms"), room("tokens")
+    bench, _, _, rows, _ = speller
+    letters = list(tokens._byte_letters())
+    bytes_alone = tokens.BytePairs([*letters, "<end>"], [], len(letters))
+    request, key = rows[0].request, rows[0].request.task.key
+
+    def rollout(text: str) -> Any:
+        (found,) = bench.evaluator.evaluate([room("evaluate").Job(request.task, text)])
+        assert found.correct
+        worth = room("rewards").score(request, text, found, bench.baselines[key], "rubric")
+        return room("train").Rollout(rows[0], room("generate").Sample([1], True), text, worth)
+
+    blank = GOOD.replace("*2.f;", "*2.f;\N{NO-BREAK SPACE}")
+    with pytest.raises(ValueError, match="ASCII"):
+        bytes_alone.encode(blank)
+    kept = arms.successes([rollout(blank), rollout(GOOD)])
+    assert [row.answer for row in kept] == [GOOD]
+    assert all(bytes_alone.decode(bytes_alone.encode(row.answer)) == row.answer for row in kept)
+    assert arms.successes([rollout(blank)]) == []
+
+
 class Killed(BaseException):
     """The process ended here: nothing after it was done."""
 
