@@ -243,7 +243,8 @@ def seconds(report: dict[str, Any]) -> str:
             about = f"{arm}, {phase}: {times[phase]:.3f} s"
             canvas.add("rect", about, kind=f"bar {phase} {arm}", **place, height=ROW - 4, fill=colour)
             begin += times[phase]
-        canvas.text(panel.x(begin) + 7, y + 16, f"{begin:.2f} s")
+        end = panel.x(begin) + 7
+        canvas.text(end, y + 16, f"{begin:.2f} s", stroke="#ffffff", stroke_width=4, paint_order="stroke")
     return canvas.svg()
 
 
