@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LEFT, DONE, WRONG = 3, 0, 2
+ENDING = (signal.SIGINT, signal.SIGTERM)
 RATES, USUAL_RATE, PILOT_STEPS = (5e-5, 1e-4, 2e-4), 1e-4, 20
 
 
@@ -376,8 +377,9 @@ def main(given: list[str] | None = None) -> int:
             state.pack(options.state, options.out)
         return DONE
     os.environ.setdefault("OMP_NUM_THREADS", "4")
-    # Whoever limits a command's time sends this before the kill: the state is packed then.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Whoever limits a command's time sends these before the kill: the state is packed then.
+    for number in ENDING:
+        signal.signal(number, _end)
     from coder_experiment.arms import UnknownArm, wanted
     from coder_experiment.evaluate import OutOfTime
 
@@ -397,6 +399,13 @@ def main(given: list[str] | None = None) -> int:
         return recorded(session, {"slice": slice_, "pilot": pilot}[options.command])
     finally:
         session.close()
+
+
+def _end(number: int, _: object) -> None:
+    """End the command. What is packed then is not cut off by another signal but the kill."""
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def recorded(session: Session, command: Callable[[Session], int]) -> int:

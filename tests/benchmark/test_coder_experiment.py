@@ -8,8 +8,11 @@ import json
 import math
 import os
 import random
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -634,20 +637,80 @@ def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
     assert analyse.finite(analyse.beside(draws))["sft"]["ratio"] is None
 
 
-def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(tmp_path: Path) -> None:
-    def run(state: Path, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(BENCHMARKS / "coder_experiment" / "run.py"), "slice", "--state", str(state)]
-        small = "--model tiny --backend cpu --minutes 4 --steps 2 --seeds 1 --prompts 2 --group 2 --micro 4 "
-        small += "--prompt-tokens 700 "
-        small += "--answer-tokens 300 --test-samples 2 --sft-epochs 1 --tasks 4 --validation 1 "
-        small += "--test 2 --answers 4 --improve 2"
-        return subprocess.run([*command, *small.split(), *more], capture_output=True, text=True, timeout=280)
+SMALL = shlex.split(
+    "--model tiny --backend cpu --minutes 4 --seeds 1 --prompts 2 --group 2 --micro 4 --prompt-tokens 700 "
+    "--answer-tokens 300 --test-samples 2 --sft-epochs 1 --tasks 4 --validation 1 --test 2 --answers 4 --improve 2"
+)
 
-    first = run(tmp_path / "a", "--only", "sft", "--out", str(tmp_path / "out"))
+
+def slice_of(state: Path, *more: str | Path) -> list[str]:
+    """The command of a slice with the smallest numbers."""
+    command = [sys.executable, BENCHMARKS / "coder_experiment" / "run.py", "slice", "--state", state, *SMALL, *more]
+    return [str(word) for word in command]
+
+
+@pytest.fixture(scope="module")
+def cold_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cold start as it left its machine."""
+    path = tmp_path_factory.mktemp("cold")
+    command = slice_of(path / "state", "--only", "sft", "--out", path / "out")
+    first = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "cold start" in first.stdout
+    return path / "out"
+
+
+def test_a_slice_that_is_told_to_end_packs_first_and_one_that_is_killed_goes_on(
+    cold_start: Path, tmp_path: Path
+) -> None:
+    state, out, mine = room("state"), tmp_path / "out", tmp_path / "mine"
+    metrics = mine / "arms" / "rule-1" / "metrics.jsonl"
+
+    def begin(**streams: Any) -> subprocess.Popen[bytes]:
+        more = ("--only", "rule-1", "--steps", "500", "--parts", cold_start, "--out", out)
+        return subprocess.Popen(slice_of(mine, *more), **streams)
+
+    def reach(steps: int, process: subprocess.Popen[bytes]) -> None:
+        while len(state.lines(metrics)) < steps:
+            assert process.poll() is None
+            time.sleep(0.05)
+
+    told = begin(stdout=subprocess.PIPE)
+    reach(7, told)
+    told.send_signal(signal.SIGINT)
+    while told.poll() is None:
+        told.terminate()
+        time.sleep(0.005)
+    said, _ = told.communicate()
+    assert told.returncode == 128 + signal.SIGINT, said
+    assert b"state.tgz.0" in said
+    state.unpack(out, tmp_path / "left")
+    assert state.progress(tmp_path / "left", "rule-1") == state.progress(mine, "rule-1")
+    assert (tmp_path / "left" / "arms" / "rule-1" / "checkpoint.pt").exists()
+
+    before = state.lines(metrics)[:5]
+    killed = begin(stdout=subprocess.DEVNULL)
+    reach(12, killed)
+    killed.kill()
+    killed.wait()
+    last = begin(stdout=subprocess.DEVNULL)
+    reach(len(state.lines(metrics)) + 1, last)
+    last.terminate()
+    assert last.wait(timeout=120) == 128 + signal.SIGTERM
+    found = state.lines(metrics)
+    assert [record["step"] for record in found] == list(range(len(found)))
+    assert found[:5] == before, "what lies before the checkpoint is not done again"
+    assert len(state.walls(metrics.parent)["training"]) == 3
+
+
+def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
+    cold_start: Path, tmp_path: Path
+) -> None:
+    def run(state: Path, *more: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(slice_of(state, "--steps", "2", *more), capture_output=True, text=True, timeout=280)
+
     # What a pilot may choose is open until the first arm.
-    second = run(tmp_path / "b", "--only", "rubric-1,rule-1", "--lr", "5e-5", "--parts", str(tmp_path / "out"))
+    second = run(tmp_path / "b", "--only", "rubric-1,rule-1", "--lr", "5e-5", "--parts", cold_start)
     assert second.returncode == 0, second.stdout + second.stderr
     names = {path.stem for path in (tmp_path / "b" / "results").glob("*.jsonl")}
     assert names == {"base", "sft", "rubric-1", "rule-1"}
