@@ -97,6 +97,8 @@ class Machine:
         self._known: dict[str, Trial] = {}
         self._branches: list[Branch] = []
         self._confirmed: tuple[Trial, Evaluation] | None = None
+        self._leader: tuple[Program, Best] | None = None
+        """What the journal so far has for the best program."""
         self._recipes_ideas: set[str] = set()
 
     # The machine.
@@ -116,6 +118,7 @@ class Machine:
             if following not in TRANSITIONS[self.state]:
                 raise InfrastructureError(f"No transition from {self.state} to {following}; this is a bug.")
             self.journal.note("state", {"from": self.state.value, "to": following.value})
+            self._update_folder()
             self.instruments.emit(events.SpentSoFar(self.spent))
             self.state = following
         assert self.result is not None
@@ -132,7 +135,8 @@ class Machine:
         more = self.more or self.limits
         self.limits = self.journal.effect("extended", Extended, lambda: Extended(limits=more)).limits
         self.more = None if live else self.more
-        self.stopped, self._confirmed = "", None
+        self.stopped, self._confirmed, self.result = "", None, None
+        self._update_folder()
         self.search.enough, self.search.stale = False, 0
         self.replans_left = self.config.plans_after_first()
         self.state = State.SELECT if self.plan is not None and self.plan.ideas else State.PLAN
@@ -423,9 +427,9 @@ class Machine:
         if self._confirmed is not None:
             trial, evaluation = self._confirmed
             best = Best(number=trial.number, idea=trial.idea, digest=trial.program.digest, evaluation=evaluation)
-            self.folder.save_best(trial.program, best)
+            self._leader = trial.program, best
         else:
-            self.folder.drop_best()
+            self._leader = None
         facts = Ending(
             config=self.config,
             task=self.task,
@@ -442,7 +446,7 @@ class Machine:
             spent=self.spent,
         )
         self.result = self.journal.effect("result", Result, lambda: sum_up(facts))
-        self.folder.save_summary(self.result)
+        self._update_folder()
         self.instruments.emit(events.RunFinished(self.result, self.reference))
         return State.DONE
 
@@ -458,11 +462,26 @@ class Machine:
         """Keep an attempt, and its program where it leads."""
         leads = self.search.best is trial
         replayed = self.journal.replaying
-        if leads and not replayed:
+        if leads:
             best = Best(number=trial.number, idea=trial.idea, digest=trial.program.digest, evaluation=trial.evaluation)
-            self.folder.save_best(trial.program, best)
+            self._leader = trial.program, best
+            self._update_folder()
         self.journal.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": leads})
         self.instruments.emit(events.AttemptFinished(attempt, leads, replayed, trial.evaluation.message))
+
+    def _update_folder(self) -> None:
+        """Let ``best/`` and the summary be what the journal says so far. While it is replayed they are left alone: they
+        are as new as its end."""
+        if self.journal.replaying:
+            return
+        if self._leader is not None:
+            self.folder.save_best(*self._leader)
+        elif self.result is not None:
+            self.folder.drop_best()
+        if self.result is not None:
+            self.folder.save_summary(self.result)
+        else:
+            self.folder.drop_summary()
 
     def _good_enough(self) -> str | None:
         """The goal is reached; as a sentence part."""
