@@ -13,13 +13,26 @@ import pytest
 from stitchcuda.errors import InfrastructureError, RunError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.workflow import events
-from stitchcuda.workflow.budget import Limits
-from stitchcuda.workflow.config import RunConfig
 from stitchcuda.workflow.folder import RunFolder, find_run, list_runs
 from stitchcuda.workflow.records import NAME, read_records
 from stitchcuda.workflow.result import Best, Result
 from stitchcuda.workflow.story import read_story
-from tests.workflow.world import Ear, ToyBench, ToyMind, config, go, idea, new_folder, program, words
+from tests.workflow.world import (
+    EXTENDED,
+    Ear,
+    Killed,
+    ToyBench,
+    ToyMind,
+    config,
+    extended,
+    go,
+    idea,
+    in_turn,
+    new_folder,
+    program,
+    stopping_at_the_last,
+    words,
+)
 
 SETTINGS = config(replans=1)
 
@@ -46,10 +59,6 @@ def without_clock(result: Result) -> dict[str, object]:
     data = result.model_dump()
     data["spent"]["seconds"] = 0
     return {name: value for name, value in data.items() if name not in ("run", "best", "message")}
-
-
-class Killed(BaseException):
-    """As sudden as a kill within one process can be."""
 
 
 @pytest.fixture
@@ -155,43 +164,6 @@ def test_a_run_that_used_its_budget_goes_on_with_a_larger_one(tmp_path: Path) ->
     assert again.asked == []
 
 
-def extended(parent: Path, programs: list[str]) -> RunFolder:
-    """A run that ended with the first of these programs, was given room for all of them, and stopped at the last."""
-    settings = _extending(iterations=1)
-    folder = new_folder(parent, settings)
-    go(folder, _in_turn(programs), settings=settings)
-    with pytest.raises(Killed):
-        go(folder, _stopping_at_the_last(programs), settings=settings, resumed=True, more=_room_for(programs))
-    return folder
-
-
-def _extending(**limits: int) -> RunConfig:
-    return config(replans=0, beam=1, **limits)
-
-
-def _room_for(programs: list[str]) -> Limits:
-    return _extending(iterations=len(programs)).limits()
-
-
-def _in_turn(programs: list[str]) -> ToyMind:
-    """Ideas a, b, ..., each with its program."""
-    names = [chr(ord("a") + place) for place in range(len(programs))]
-    table = {f"{name}/one": [text] for name, text in zip(names, programs, strict=True)}
-    return ToyMind([[idea(name) for name in names]], table)
-
-
-def _stopping_at_the_last(programs: list[str]) -> ToyMind:
-    mind = _in_turn(programs)
-    last = list(mind.programs)[-1]
-
-    def die(what: str) -> None:
-        if what == f"code {last}":
-            raise Killed
-
-    mind.before = die
-    return mind
-
-
 class Watching(Ear):
     """Keeps what ``best/`` holds whenever the run says something."""
 
@@ -211,7 +183,7 @@ def test_resuming_an_extended_run_leaves_the_best_program_in_place_at_every_mome
     assert words(folder.load("best")) == "correct 2.0"
     ear = Watching(folder)
     with pytest.raises(Killed):
-        go(folder, _stopping_at_the_last(programs), settings=_extending(iterations=1), resumed=True, ear=ear)
+        go(folder, stopping_at_the_last(programs), settings=EXTENDED, resumed=True, ear=ear)
     assert ear.best == {"correct 2.0"}
     assert json.loads((folder.path / "best.json").read_text())["number"] == read_story(folder).best == 2
 
@@ -222,7 +194,7 @@ def test_a_best_program_that_is_gone_or_older_than_the_journal_is_put_back(tmp_p
     for spoil in (folder.drop_best, lambda: folder.save_best(program("correct 1.2"), _best(1))):
         spoil()
         with pytest.raises(Killed):
-            go(folder, _stopping_at_the_last(programs), settings=_extending(iterations=1), resumed=True)
+            go(folder, stopping_at_the_last(programs), settings=EXTENDED, resumed=True)
         assert words(folder.load("best")) == "correct 2.0"
 
 
@@ -235,7 +207,7 @@ def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(tmp
     programs = ["correct 1.2", "correct 2.0", "correct 1.1"]
     folder = extended(tmp_path, programs)
     assert folder.summary() is None
-    result = go(folder, _in_turn(programs), settings=_extending(iterations=1), resumed=True)
+    result = go(folder, in_turn(programs), settings=EXTENDED, resumed=True)
     assert folder.summary() == result
     assert (result.number, result.over_best) == (2, 2.0)
 

@@ -72,6 +72,7 @@ class Coded(_Effect):
     problem: str = ""
     refused: str = Field(default="", description="why nothing is to be gained by the step; not written where empty")
     budget: str = ""
+    candidate: bool = Field(default=True, description="it counts against the limit of candidates")
 
     @model_serializer(mode="wrap")
     def _without_what_was_not_refused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

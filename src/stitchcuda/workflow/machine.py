@@ -341,7 +341,7 @@ class Machine:
             limits=self.limits,
             repairs=self._repairs(),
             may_refuse=self.mind.paid and self.config.agents == "full",
-            insist=self.config.chain,
+            chain=self.config.chain,
             attempts=list(self.attempts),
             known=dict(self._known),
             stock=self.stock,
@@ -381,11 +381,8 @@ class Machine:
             if digest not in self._known or self._known[digest].profile is None:
                 self._known[digest] = trial
         for tried in turn.tried:
-            costs = not (self.mind.paid and turn.branch.idea.by_recipes)  # beside a model, recipes are for nothing
-            if costs and (not tried.repair or self.config.chain):
-                self.candidates += 1
-            candidate = costs and not tried.repair
-            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=candidate)
+            self.candidates += tried.candidate
+            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=tried.candidate)
             self.attempts.append(tried.attempt)
             turn.branch.attempts.append(tried.attempt)
             if tried.trial is not None and tried.trial.evaluation.passed:
