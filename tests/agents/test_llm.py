@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("pydantic_ai")
 
-from stitchcuda.agents import CodeRequest, Feedback, Mind, Plan
+from stitchcuda.agents import CodeRequest, Feedback, Mind, Plan, TensorContract
 from stitchcuda.agents.llm import mind
 from stitchcuda.agents.references import Citation, References
 from stitchcuda.errors import ModelAccessError, ProgramError
@@ -63,6 +63,33 @@ def test_citations_come_in_the_forms_that_models_write(written: object, kept: in
     request = verify_request(references=References(text="...", citations=[citation]))
     with ScriptedEndpoint([tool({**FEEDBACK, "citations": written})]) as endpoint:
         assert scripted(endpoint).verifier.verify(request).citations == [citation.words] * kept
+
+
+@pytest.mark.parametrize(
+    ("field", "written", "read"),
+    [
+        ("operators", "mul, softmax", ["mul", "softmax"]),
+        ("operators", '["mul", "softmax"]', ["mul", "softmax"]),
+        ("recipes", None, []),
+        ("predicted_gain", "1.5x", 1.5),
+        ("predicted_gain", "~1.2-1.5x", 1.2),
+        ("predicted_gain", None, 1.0),
+        ("host", None, ""),
+        ("inputs", None, []),
+    ],
+)
+def test_a_plan_comes_in_the_forms_that_models_write(field: str, written: object, read: object) -> None:
+    plan = json.loads(json.dumps(PLAN))
+    plan["ideas"][0]["steps"][0][field] = written
+    plan["ideas"][0]["risk"] = None
+    with ScriptedEndpoint([tool(plan)]) as endpoint:
+        idea = scripted(endpoint).planner.plan(plan_request()).ideas[0]
+    assert (getattr(idea.steps[0], field), idea.risk) == (read, "")
+
+
+def test_a_shape_may_be_words_and_numbers() -> None:
+    contract = TensorContract.model_validate({"name": "x", "shape": "(batch, 1024)", "dtype": None})
+    assert (contract.shape, contract.dtype) == (["batch", 1024], "float32")
 
 
 @pytest.mark.parametrize("mode", ["native", "prompted"])
