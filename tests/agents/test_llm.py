@@ -13,7 +13,8 @@ pytest.importorskip("pydantic_ai")
 from stitchcuda.agents import CodeRequest, Feedback, Mind, Plan, TensorContract
 from stitchcuda.agents.llm import mind
 from stitchcuda.agents.references import Citation, References
-from stitchcuda.errors import ModelAccessError, ProgramError
+from stitchcuda.agents.roles import NoPlan
+from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import Program
 from tests.agents.support import (
     CODER_REPLY,
@@ -132,10 +133,22 @@ def test_recipes_in_a_models_plan_are_dropped() -> None:
         assert scripted(endpoint).planner.plan(plan_request()).ideas[0].steps[0].recipes == []
 
 
-def test_a_planner_that_never_gets_right_ends_in_a_sentence_and_resuming_asks_again() -> None:
+@pytest.mark.parametrize(
+    ("unusable", "told"),
+    [
+        (tool({**PLAN, "summary": 1}), "summary: Input should be a valid string, found 1"),
+        (tool({"summary": "s", "bottleneck": "b", "ideas": [{"name": "x"}]}), "ideas.0.rationale: Field required"),
+        (tool({**PLAN, "ideas": PLAN["ideas"] * 2}), "two ideas have the same name"),
+        (text("I would fuse everything."), "empty or not in the form"),
+    ],
+    ids=["wrong", "missing", "duplicate", "prose"],
+)
+def test_a_planner_that_never_gets_right_says_what_was_wrong_and_resuming_asks_again(
+    unusable: dict[str, Any], told: str
+) -> None:
     log = MemoryLog()
-    with ScriptedEndpoint(lambda request, number: tool({"summary": 1}) if number < 3 else tool(PLAN)) as endpoint:
-        with pytest.raises(ModelAccessError, match="no usable plan in 3 replies"):
+    with ScriptedEndpoint(lambda request, number: unusable if number < 3 else tool(PLAN)) as endpoint:
+        with pytest.raises(NoPlan, match=f"openai:scripted gave no usable plan in 3 replies: .*{told}"):
             scripted(endpoint, log).planner.plan(plan_request())
         assert endpoint.count == 3
         assert scripted(endpoint, log).planner.plan(plan_request()) == Plan.model_validate(PLAN)

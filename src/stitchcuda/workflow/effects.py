@@ -52,10 +52,11 @@ class Profiled(_Effect):
 
 
 class Planned(_Effect):
-    """A Plan, or the limit that kept the Planner from answering."""
+    """A Plan, or the limit that kept the Planner from answering, or why no answer held a further one."""
 
     plan: Plan | None = None
     budget: str = ""
+    problem: str = ""
 
 
 class Approved(_Effect):

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from stitchcuda.agents.lookup import Librarian
 from stitchcuda.agents.plan import Plan
-from stitchcuda.agents.roles import Attempt, Mind, PlanRequest, Room
-from stitchcuda.errors import BudgetExceeded, InfrastructureError
+from stitchcuda.agents.roles import Attempt, Mind, NoPlan, PlanRequest, Room
+from stitchcuda.errors import BudgetExceeded, InfrastructureError, ModelAccessError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -252,11 +252,15 @@ class Machine:
                 return Planned(plan=self.mind.planner.plan(request))
             except BudgetExceeded as error:
                 return Planned(budget=str(error))
+            except NoPlan as error:
+                if self.plan is None:
+                    raise ModelAccessError(f"{error}. Resume the run to ask again, or name another model.") from None
+                return Planned(problem=str(error))
 
         replayed = self.journal.replaying
         planned = self.journal.effect("plan", Planned, produce)
         if planned.plan is None:
-            return self._stop(planned.budget)
+            return self._stop(planned.budget or f"the Planner was asked again: {planned.problem}")
         self.plan = planned.plan
         self._recipes_ideas |= {idea.name for idea in self.plan.ideas if idea.by_recipes}
         self.instruments.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))

@@ -210,7 +210,7 @@ class Search:
         for idea in seeds:
             self._open(idea, 0, beside=True)
         for idea in ideas[: self.beam]:
-            for draft in range(self.drafts):
+            for draft in range(1 if idea.by_recipes else self.drafts):
                 self._open(idea, draft)
         return len(fresh)
 
