@@ -189,6 +189,16 @@ def test_recipes_best_idea_joins_the_first_plan_and_costs_no_reply(tmp_path: Pat
     assert not any("recipes: " in text for text in without.texts)
 
 
+def test_recipes_that_cannot_print_their_program_do_not_end_the_models_run(tmp_path: Path) -> None:
+    source = SMALL_TASK.read_text().replace("return self.norm(x)", "return Scores(self.norm(x))")
+    source += "\nfrom collections import namedtuple\nScores = namedtuple('Scores', 'x')\n"
+    task = TASK.model_copy(update={"source": source, "name": "small"})
+    result = go(tmp_path, Model(["correct 1.2"]), iterations=1, drafts=1, beam=1, task=task)
+    assert (result.status, result.over_best) == ("correct", 1.2)
+    attempts = read_story(RunFolder(Path(result.run))).attempts
+    assert any("cannot be printed" in attempt.diagnosis for attempt in attempts)
+
+
 class Wordy(Model):
     """Never gives a plan in the form that is asked for."""
 
