@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Finished
 from tests.cli.world import GOOD, OTHER, WRONG, environment, in_turn, stitchcuda
+from tests.workflow.world import extended
 
 
 def test_a_finished_run_gives_its_result_again_and_asks_nobody(finished: Finished, cache: Path) -> None:
@@ -48,6 +49,14 @@ def test_the_way_to_go_on_can_be_pasted(finished: Finished, cache: Path, tmp_pat
     journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:5]))
     (told,) = in_turn(("runs", "show", run), cache=cache, cwd=tmp_path)
     assert f"stitchcuda runs resume '{run}'" in told.stdout
+
+
+def test_show_tells_an_earlier_result_from_the_end(cache: Path, tmp_path: Path) -> None:
+    run = extended(tmp_path, ["correct 1.2", "correct 2.0", "correct 1.1"]).path
+    (told,) = in_turn(("runs", "show", run), cache=cache, cwd=tmp_path)
+    assert "earlier result, before it was given more: correct. Program 001 is correct" in told.stdout
+    assert "search ended" not in told.stdout
+    assert f"go on with: stitchcuda runs resume {run}" in told.stdout
 
 
 def number_of(finished: Finished, source: str) -> str:
