@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from coder_experiment.figures import FIGURES, figures
 from coder_experiment.page import page
-from coder_experiment.state import Folder, lines, whole
+from coder_experiment.state import Folder, lines, walls, whole
 
 DRAWS, SEED = 10_000, 20_260_101
 SINGLE = ("sft", "sft_longer")
@@ -304,6 +304,7 @@ def analyse(state: Path, seed: int = SEED) -> dict[str, Any]:
         "missing": {name: left(name, curves, done) for name in EXPECTED if name not in raw},
         "runs": runs,
         "time": done,
+        "wall": {path.parent.name: walls(path.parent) for path in sorted(state.glob("arms/*/wall.json"))},
         "curves": {name: [_short(r) for r in records] for name, records in curves.items()},
     }
 

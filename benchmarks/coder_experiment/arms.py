@@ -57,6 +57,21 @@ def arms(seeds: int) -> list[Arm]:
     return [*found, Arm("rejection-1", "rejection", 1), Arm("shuffled-1", "grpo", 1, shuffled=True)]
 
 
+class UnknownArm(ValueError):
+    """A name that no arm of these seeds has."""
+
+
+def wanted(names: str, seeds: int) -> list[Arm]:
+    """The arms that ``names``, with commas, asks for, in the order in which they are run; all where it is empty. The
+    name of the cold start, which comes before every arm, asks for it alone. Raises UnknownArm."""
+    every = arms(seeds)
+    asked = {name.strip() for name in names.split(",")} - {""}
+    known = [PARTIAL_SFT, *(arm.name for arm in every)]
+    if unknown := sorted(asked - set(known)):
+        raise UnknownArm(f"no arm of {seeds} seeds is called {', '.join(unknown)}; known are {', '.join(known)}")
+    return [arm for arm in every if not asked or arm.name in asked]
+
+
 @dataclass(frozen=True)
 class Budget:
     """The same for every arm: ``steps`` of ``grpo.prompts * grpo.group`` rollouts each."""
@@ -195,14 +210,15 @@ def _rejection(
         for _ in range(budget.rejection_epochs):
             draw.shuffle(rows)
             batches += [rows[at : at + budget.sft_rows] for at in range(0, len(rows), budget.sft_rows)]
-        slowest = 0.0
+        times = list[float]()
         for done, batch in enumerate(batches):
-            if clock() < max(5.0, 1.5 * slowest * (len(batches) - done)):
+            if clock() < max(5.0, 1.5 * max(times, default=0.0) * (len(batches) - done)):
                 return False
             began = time.monotonic()
             train.sft_step(bench, adam, batch, budget.rejection_lr)
-            slowest = max(slowest, time.monotonic() - began)
+            times.append(time.monotonic() - began)
         bench.generator.refresh()
+        _timed_update(file, last - 1, sum(times))
         _checkpoint(bench, path, adam, number + 1)
         longest = 0.0
     done_rows = sum(len(record["rows"]) for record in asked.values())
@@ -211,9 +227,18 @@ def _rejection(
     return True
 
 
+def _timed_update(file: Path, step: int, seconds: float) -> None:
+    """Count a round's updates to its last step, instead of those of an earlier start that did not come to its end."""
+    records = lines(file)
+    for record in (record for record in records if record["step"] == step):
+        record["seconds"]["update"] = seconds
+    whole(file, "".join(json.dumps(record) + "\n" for record in records).encode())
+
+
 def successes(group: Sequence[Rollout], most: int = 2) -> list[Row]:
-    """The best different answers of a group that are worth something, as rows to learn from."""
-    ranked = sorted((r for r in group if r.value > 0), key=lambda r: -r.value)
+    """The best different answers of a group that are worth something, as rows to learn from. None with other letters
+    than ASCII has, which a right one may hold as blanks: the tokenizer reads no other text."""
+    ranked = sorted((r for r in group if r.value > 0 and r.text.isascii()), key=lambda r: -r.value)
     unique = {r.text: r for r in reversed(ranked)}
     best = sorted(unique.values(), key=lambda r: -r.value)[:most]
     return [replace(r.row, answer=r.text, kind="own") for r in best]

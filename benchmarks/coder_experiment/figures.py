@@ -234,7 +234,7 @@ def seconds(report: dict[str, Any]) -> str:
         canvas.add("rect", x=left + at * 100, y=12, width=14, height=14, fill=colour)
         canvas.text(left + at * 100 + 20, 24, phase)
     if "rejection" in shown:
-        canvas.text(left + 320, 24, "rejection: updates between rounds, not timed", fill=FAINT, font_size=11)
+        canvas.text(left + 320, 24, "rejection: updates of a round, over its steps", fill=FAINT, font_size=11)
     for row, (arm, times) in enumerate(shown.items()):
         y, begin = top + 5 + (ROW + 2) * row, 0.0
         canvas.text(left - 10, y + 16, arm, "end")
@@ -243,7 +243,8 @@ def seconds(report: dict[str, Any]) -> str:
             about = f"{arm}, {phase}: {times[phase]:.3f} s"
             canvas.add("rect", about, kind=f"bar {phase} {arm}", **place, height=ROW - 4, fill=colour)
             begin += times[phase]
-        canvas.text(panel.x(begin) + 7, y + 16, f"{begin:.2f} s")
+        end = panel.x(begin) + 7
+        canvas.text(end, y + 16, f"{begin:.2f} s", stroke="#ffffff", stroke_width=4, paint_order="stroke")
     return canvas.svg()
 
 

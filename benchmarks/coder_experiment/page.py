@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from coder_experiment.conditions import conditions, heading, sentence
+from coder_experiment.conditions import conditions, heading
 from coder_experiment.figures import SMOOTHED, in_order, phases, stepped
 
 HYPOTHESES = {
@@ -55,6 +55,9 @@ def page(report: dict[str, Any], drawn: Container[str] = ()) -> str:
         "## Seconds a step",
         *_figure("seconds", "Mean seconds of a step by phase, for each arm", drawn),
         *_seconds(report),
+        "",
+        "## Wall time",
+        *_wall(report),
         "",
         *conditions(report),
     ]
@@ -231,8 +234,9 @@ def _seconds(report: dict[str, Any]) -> list[str]:
         return ["No step was timed."]
     first = next(iter(means.values()))
     text = [
-        "Means over the steps of all seeds. `rejection` makes its updates between its rounds; they are not timed. What "
-        "was measured once is not measured again, so an arm that ran after another had less to evaluate.",
+        "Means over the steps of all seeds. `rejection` makes the updates of a round when it has all of its rollouts; "
+        "they are shared out over its steps. What was measured once is not measured again, so an arm that ran after "
+        "another had less to evaluate.",
         "",
         "| arm | " + " | ".join(first) + " | all |",
         "|---" * (len(first) + 2) + "|",
@@ -240,9 +244,27 @@ def _seconds(report: dict[str, Any]) -> list[str]:
     for arm, times in means.items():
         cells = " | ".join(f"{value:.2f}" for value in times.values())
         text.append(f"| {arm} | {cells} | {sum(times.values()):.2f} |")
-    spent = [(name, sum(report["time"][name]["seconds"].values())) for name in in_order(list(report["time"]))]
-    if spent:
-        text += ["", sentence("Seconds of training in all", [f"{name} {total:.0f}" for name, total in spent])]
+    return text
+
+
+def _wall(report: dict[str, Any]) -> list[str]:
+    """What each model took by the clock: all starts, and what a kill made it do twice."""
+    if not report["wall"]:
+        return ["None was recorded."]
+    text = [
+        "Seconds by the clock of everything that a model's training and test do, checkpoints, looks at validation and "
+        "what had to be done again after a kill included; data, loading the model and packing are not. Of steps: the "
+        "phases of all steps that count.",
+        "",
+        "| model | training | of steps | test | both | starts of training, test |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name in in_order(list(report["wall"])):
+        training, test = (report["wall"][name].get(what, []) for what in ("training", "test"))
+        steps = sum(sum(r.get("seconds", {}).values()) for r in report["curves"].get(name, []))
+        cells = [sum(training), steps, sum(test), sum(training) + sum(test)]
+        said = " | ".join(f"{cell:.0f}" if cell else "" for cell in cells)
+        text.append(f"| {name} | {said} | {len(training)}, {len(test)} |")
     return text
 
 

@@ -49,7 +49,8 @@ def one_rank(options: argparse.Namespace, given: list[str]) -> int:
     from coder_experiment import arms, train
     from coder_experiment.arms import Arm
     from coder_experiment.ranks import Ranks
-    from coder_experiment.run import Session, arguments
+    from coder_experiment.run import arguments
+    from coder_experiment.session import Session
     from coder_experiment.state import append
 
     settings = arguments(["slice", "--state", str(options.state), *given])

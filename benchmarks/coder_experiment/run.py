@@ -18,9 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from coder_experiment.session import USUAL_RATE, Session
+
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 LEFT, DONE, WRONG = 3, 0, 2
-RATES, USUAL_RATE, PILOT_STEPS = (5e-5, 1e-4, 2e-4), 1e-4, 20
+ENDING = (signal.SIGINT, signal.SIGTERM)
+RATES, PILOT_STEPS = (5e-5, USUAL_RATE, 2e-4), 20
 
 
 def arguments(given: list[str] | None = None) -> argparse.Namespace:
@@ -49,7 +52,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         command.add_argument("--backend", choices=("cuda", "cpu"), default="cuda")
         command.add_argument("--steps", type=int, default=50, help="of every arm")
         command.add_argument("--seeds", type=int, default=2)
-        command.add_argument("--only", default="", help="names of arms, with commas; all where empty")
+        command.add_argument("--only", default="", help="names of arms, or sft, with commas; all where empty")
         command.add_argument("--lr", type=float, help=f"of GRPO; the pilot's choice, or {USUAL_RATE:g} without one")
         command.add_argument("--prompts", type=int, default=16)
         command.add_argument("--group", type=int, default=16)
@@ -69,86 +72,12 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(given)
 
 
-class Session:
-    """Everything that a command works with. ``began``: on the monotonic clock, before what takes long was imported."""
-
-    def __init__(self, options: argparse.Namespace, began: float, *, world: int = 1, memo: Path | None = None) -> None:
-        """``world``: processes that share a step's prompts; ``memo``: what was measured, if not the folder's."""
-        import torch
-
-        from coder_experiment import llama, state
-        from coder_experiment.arms import SFT_RANK
-        from coder_experiment.evaluate import Evaluator
-        from coder_experiment.generate import Generator
-        from coder_experiment.tokens import Characters, Tokenizer
-        from coder_experiment.train import Bench, Grpo
-
-        self.options, self.began = options, began
-        self.end = began + 60 * options.minutes
-        if options.parts is not None:
-            state.unpack(options.parts, options.state)
-        self.folder = state.Folder(options.state)
-        cuda = options.backend == "cuda"
-        # cuDNN's attention makes a plan for each new shape, and nearly every batch has one of its own.
-        torch.backends.cuda.enable_cudnn_sdp(False)
-        device = torch.device("cuda" if cuda else "cpu")
-        dtype = torch.bfloat16 if cuda else torch.float32
-        tokenizer: Tokenizer
-        if options.model == "tiny":
-            model, tokenizer = llama.Llama(llama.TINY, SFT_RANK, device, dtype), Characters()
-            model.randomise(0)
-        else:
-            model, tokenizer = llama.load(Path(options.model), SFT_RANK, device, dtype)
-        self.base = {name: value.detach().clone() for name, value in model.base.items()}
-        generator = Generator(
-            model,
-            tokenizer.end,
-            rows=options.prompts * options.group // world,
-            prompt=options.prompt_tokens,
-            answer=options.answer_tokens,
-        )
-        memo = memo or self.folder.path / "memo.jsonl"
-        evaluator = Evaluator(options.backend, memo=memo, elements=options.elements, left=self.left)
-        self.bench = Bench(model, tokenizer, generator, evaluator, {})
-        rate = options.lr or float(self.folder.config().get("pilot_lr", USUAL_RATE))
-        self.grpo = Grpo(prompts=options.prompts, group=options.group, lr=rate, micro=options.micro)
-
-    def left(self) -> float:
-        """Seconds until the limit, less what packing takes."""
-        return float(self.end - time.monotonic() - 10)
-
-    def data(self) -> Any:
-        """The data sets, made where they are not there."""
-        from coder_experiment import dataset
-
-        options, bench = self.options, self.bench
-        found = dataset.load(self.folder.path / "data")
-        if found is None:
-            sizes = dataset.Sizes(options.tasks, options.validation, options.test, options.answers, options.improve)
-            length = lambda text: len(bench.tokenizer.encode(text))  # noqa: E731
-            found = dataset.prepare(
-                bench.evaluator, options.data_seed, sizes, options.answer_tokens - 1, length, options.prompt_tokens
-            )
-            dataset.save(found, self.folder.path / "data")
-        bench.baselines = found.baselines
-        return found
-
-    def pack(self) -> list[Path]:
-        """Put the state where it can leave the machine."""
-        from coder_experiment import state
-
-        return state.pack(self.folder.path, self.options.out) if self.options.out is not None else []
-
-    def close(self) -> None:
-        """End the evaluator."""
-        self.bench.evaluator.close()
-
-
 def slice_(session: Session) -> int:
     """As much of the experiment as the time allows."""
     from coder_experiment import arms
     from coder_experiment.arms import PARTIAL_SFT, Budget
     from coder_experiment.dataset import Sizes
+    from coder_experiment.state import timed
 
     options, bench, folder = session.options, session.bench, session.folder
     budget = Budget(steps=options.steps, sft_epochs=options.sft_epochs, test_samples=options.test_samples)
@@ -167,17 +96,17 @@ def slice_(session: Session) -> int:
     say(f"generation: {bench.generator.recorded or 'eager'}")
     if not (folder.path / "sft.pt").exists():
         samples = max(1, budget.test_samples // 4)
-        if not arms.test(bench, folder, data, "base", samples, session.left):
+        if not _test(session, data, "base", samples):
             return LEFT
-        if not arms.supervise(bench, folder, data, budget, PARTIAL_SFT, session.left, stop_at=options.stop_at):
-            return LEFT
+        with timed(folder.arm(PARTIAL_SFT), "training", session.left) as clock:
+            if not arms.supervise(bench, folder, data, budget, PARTIAL_SFT, clock, stop_at=options.stop_at):
+                return LEFT
         say(f"cold start: {(folder.arm(PARTIAL_SFT) / 'done.json').read_text()}")
     arms.start_from_sft(bench, folder, session.base)
-    if not arms.test(bench, folder, data, PARTIAL_SFT, budget.test_samples, session.left):
+    if not _test(session, data, PARTIAL_SFT, budget.test_samples):
         return LEFT
-    wanted = set(options.only.split(",")) - {""}
-    for arm in arms.arms(options.seeds):
-        if folder.result(arm.name).exists() or (wanted and arm.name not in wanted):
+    for arm in arms.wanted(options.only, options.seeds):
+        if folder.result(arm.name).exists():
             continue
         if session.left() < 20:
             return LEFT
@@ -196,7 +125,7 @@ def _one(session: Session, data: Any, arm: Any, budget: Any) -> bool:
     import torch
 
     from coder_experiment import arms
-    from coder_experiment.state import load_tensors
+    from coder_experiment.state import load_tensors, timed
 
     bench, folder = session.bench, session.folder
     finished = folder.arm(arm.name) / "changes.pt"
@@ -210,12 +139,26 @@ def _one(session: Session, data: Any, arm: Any, budget: Any) -> bool:
     if finished.exists():
         bench.model.take({key: value.float() for key, value in load_tensors(finished).items()})
         bench.generator.refresh()
-    elif arm.kind == "supervised":
-        if not arms.supervise(bench, folder, data, budget, arm.name, session.left, stop_at=0.0):
+    else:
+        with timed(folder.arm(arm.name), "training", session.left) as clock:
+            if arm.kind == "supervised":
+                done = arms.supervise(bench, folder, data, budget, arm.name, clock, stop_at=0.0)
+            else:
+                done = arms.run_arm(bench, folder, data, arm, session.grpo, budget, clock)
+        if not done:
             return False
-    elif not arms.run_arm(bench, folder, data, arm, session.grpo, budget, session.left):
-        return False
-    return arms.test(bench, folder, data, arm.name, budget.test_samples, session.left)
+    return _test(session, data, arm.name, budget.test_samples)
+
+
+def _test(session: Session, data: Any, name: str, samples: int) -> bool:
+    """A model's test, where it did not take it."""
+    from coder_experiment import arms
+    from coder_experiment.state import timed
+
+    if session.folder.result(name).exists():
+        return True
+    with timed(session.folder.arm(name), "test", session.left) as clock:
+        return arms.test(session.bench, session.folder, data, name, samples, clock)
 
 
 def calibrate(session: Session) -> int:
@@ -335,7 +278,7 @@ def say(text: str) -> None:
 
 
 def main(given: list[str] | None = None) -> int:
-    """Run a command: 0 done, 3 something is left. Whatever ends it but a kill, the state is packed."""
+    """Run a command: 0 done, 2 wrong use, 3 something is left. Whatever ends it but a kill, the state is packed."""
     began = time.monotonic()
     options = arguments(given)
     if options.command == "analyse":
@@ -352,15 +295,26 @@ def main(given: list[str] | None = None) -> int:
         from coder_experiment import state
 
         for other in options.others:
-            say(f"{other}: {', '.join(state.merge(options.state, other)) or 'nothing new'}")
+            try:
+                say(f"{other}: {', '.join(state.merge(options.state, other)) or 'nothing new'}")
+            except state.OtherExperiment as error:
+                say(str(error))
+                return WRONG
         if options.out is not None:
             state.pack(options.state, options.out)
         return DONE
     os.environ.setdefault("OMP_NUM_THREADS", "4")
-    # Whoever limits a command's time sends this before the kill: the state is packed then.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    # Whoever limits a command's time sends these before the kill: the state is packed then.
+    for number in ENDING:
+        signal.signal(number, _end)
+    from coder_experiment.arms import UnknownArm, wanted
     from coder_experiment.evaluate import OutOfTime
 
+    try:
+        wanted(options.only, options.seeds)
+    except UnknownArm as error:
+        say(f"--only: {error}")
+        return WRONG
     session = Session(options, began)
     try:
         if options.command == "calibrate":
@@ -372,6 +326,13 @@ def main(given: list[str] | None = None) -> int:
         return recorded(session, {"slice": slice_, "pilot": pilot}[options.command])
     finally:
         session.close()
+
+
+def _end(number: int, _: object) -> None:
+    """End the command. What is packed then is not cut off by another signal but the kill."""
+    for each in ENDING:
+        signal.signal(each, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def recorded(session: Session, command: Callable[[Session], int]) -> int:
@@ -393,6 +354,9 @@ def recorded(session: Session, command: Callable[[Session], int]) -> int:
         except OutOfTime as error:
             say(str(error))
             code = LEFT
+        except state.OtherExperiment as error:
+            say(str(error))
+            code = WRONG
         return code
     finally:
         seconds = round(time.monotonic() - session.began, 1)

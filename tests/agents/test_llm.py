@@ -10,10 +10,11 @@ import pytest
 
 pytest.importorskip("pydantic_ai")
 
-from stitchcuda.agents import CodeRequest, Feedback, Mind, Plan
+from stitchcuda.agents import CodeRequest, Feedback, Mind, Plan, TensorContract
 from stitchcuda.agents.llm import mind
 from stitchcuda.agents.references import Citation, References
-from stitchcuda.errors import ModelAccessError, ProgramError
+from stitchcuda.agents.roles import NoPlan
+from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import Program
 from tests.agents.support import (
     CODER_REPLY,
@@ -65,6 +66,33 @@ def test_citations_come_in_the_forms_that_models_write(written: object, kept: in
         assert scripted(endpoint).verifier.verify(request).citations == [citation.words] * kept
 
 
+@pytest.mark.parametrize(
+    ("field", "written", "read"),
+    [
+        ("operators", "mul, softmax", ["mul", "softmax"]),
+        ("operators", '["mul", "softmax"]', ["mul", "softmax"]),
+        ("recipes", None, []),
+        ("predicted_gain", "1.5x", 1.5),
+        ("predicted_gain", "~1.2-1.5x", 1.2),
+        ("predicted_gain", None, 1.0),
+        ("host", None, ""),
+        ("inputs", None, []),
+    ],
+)
+def test_a_plan_comes_in_the_forms_that_models_write(field: str, written: object, read: object) -> None:
+    plan = json.loads(json.dumps(PLAN))
+    plan["ideas"][0]["steps"][0][field] = written
+    plan["ideas"][0]["risk"] = None
+    with ScriptedEndpoint([tool(plan)]) as endpoint:
+        idea = scripted(endpoint).planner.plan(plan_request()).ideas[0]
+    assert (getattr(idea.steps[0], field), idea.risk) == (read, "")
+
+
+def test_a_shape_may_be_words_and_numbers() -> None:
+    contract = TensorContract.model_validate({"name": "x", "shape": "(batch, 1024)", "dtype": None})
+    assert (contract.shape, contract.dtype) == (["batch", 1024], "float32")
+
+
 @pytest.mark.parametrize("mode", ["native", "prompted"])
 def test_servers_without_tools_are_asked_for_json(mode: str) -> None:
     with ScriptedEndpoint([text("not json"), text(f"```json\n{json.dumps(PLAN)}\n```")]) as endpoint:
@@ -105,10 +133,22 @@ def test_recipes_in_a_models_plan_are_dropped() -> None:
         assert scripted(endpoint).planner.plan(plan_request()).ideas[0].steps[0].recipes == []
 
 
-def test_a_planner_that_never_gets_right_ends_in_a_sentence_and_resuming_asks_again() -> None:
+@pytest.mark.parametrize(
+    ("unusable", "told"),
+    [
+        (tool({**PLAN, "summary": 1}), "summary: Input should be a valid string, found 1"),
+        (tool({"summary": "s", "bottleneck": "b", "ideas": [{"name": "x"}]}), "ideas.0.rationale: Field required"),
+        (tool({**PLAN, "ideas": PLAN["ideas"] * 2}), "two ideas have the same name"),
+        (text("I would fuse everything."), "empty or not in the form"),
+    ],
+    ids=["wrong", "missing", "duplicate", "prose"],
+)
+def test_a_planner_that_never_gets_right_says_what_was_wrong_and_resuming_asks_again(
+    unusable: dict[str, Any], told: str
+) -> None:
     log = MemoryLog()
-    with ScriptedEndpoint(lambda request, number: tool({"summary": 1}) if number < 3 else tool(PLAN)) as endpoint:
-        with pytest.raises(ModelAccessError, match="no usable plan in 3 replies"):
+    with ScriptedEndpoint(lambda request, number: unusable if number < 3 else tool(PLAN)) as endpoint:
+        with pytest.raises(NoPlan, match=f"openai:scripted gave no usable plan in 3 replies: .*{told}"):
             scripted(endpoint, log).planner.plan(plan_request())
         assert endpoint.count == 3
         assert scripted(endpoint, log).planner.plan(plan_request()) == Plan.model_validate(PLAN)

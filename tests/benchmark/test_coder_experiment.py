@@ -6,9 +6,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
+import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -270,6 +274,28 @@ def test_training_on_answers_teaches_them_and_rewards_move_the_model_towards_wha
     assert np.mean(shares[-8:]) > np.mean(shares[:2]) + 0.1
 
 
+def test_an_answer_with_a_blank_that_is_not_ascii_may_be_right_but_is_none_to_learn_from(speller: Any) -> None:
+    arms, tokens = room("arms"), room("tokens")
+    bench, _, _, rows, _ = speller
+    letters = list(tokens._byte_letters())
+    bytes_alone = tokens.BytePairs([*letters, "<end>"], [], len(letters))
+    request, key = rows[0].request, rows[0].request.task.key
+
+    def rollout(text: str) -> Any:
+        (found,) = bench.evaluator.evaluate([room("evaluate").Job(request.task, text)])
+        assert found.correct
+        worth = room("rewards").score(request, text, found, bench.baselines[key], "rubric")
+        return room("train").Rollout(rows[0], room("generate").Sample([1], True), text, worth)
+
+    blank = GOOD.replace("*2.f;", "*2.f;\N{NO-BREAK SPACE}")
+    with pytest.raises(ValueError, match="ASCII"):
+        bytes_alone.encode(blank)
+    kept = arms.successes([rollout(blank), rollout(GOOD)])
+    assert [row.answer for row in kept] == [GOOD]
+    assert all(bytes_alone.decode(bytes_alone.encode(row.answer)) == row.answer for row in kept)
+    assert arms.successes([rollout(blank)]) == []
+
+
 class Killed(BaseException):
     """The process ended here: nothing after it was done."""
 
@@ -330,17 +356,41 @@ def test_an_arm_and_its_test_that_were_killed_anywhere_end_as_if_they_had_not_be
     assert any(value.any() for name, value in weights[0].items() if name.startswith("high"))
     metrics = [state.lines(folder.path / "arms" / arm.name / "metrics.jsonl") for folder in (whole, cut)]
     assert [record["step"] for record in metrics[1]] == [0, 1, 2]
+    timed = [list(record["seconds"]) for record in metrics[1]]
+    # Those of a round of rejection are counted to its last step.
+    assert ["update" in phases for phases in timed] == [True, kind == "grpo", True]
+    done = json.loads((cut.path / "arms" / arm.name / "done.json").read_text())
+    assert done["seconds"]["update"] > 0
     steps = [[{**record, "seconds": 0} for record in some] for some in metrics]
     assert steps[0] == steps[1]
     assert state.lines(whole.result(arm.name)) == state.lines(cut.result(arm.name))
     assert len(state.lines(cut.result(arm.name))) == 3 * 16
 
 
+@pytest.mark.parametrize("only", ["rejection,shuffled", "rubric-1,rubric-3", "base"])
+def test_a_name_that_no_arm_has_is_refused_before_anything_is_loaded(
+    only: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = tmp_path / "state"
+    given = ["slice", "--only", only, "--state", str(state), "--backend", "cpu", "--model", str(tmp_path / "none.gguf")]
+    assert room("run").main(given) == 2
+    said = capsys.readouterr().out
+    unknown = {"rejection", "shuffled", "rubric-3", "base"} & set(only.split(","))
+    assert f"is called {', '.join(sorted(unknown))}; known are sft, rubric-1, rule-1, sft_longer," in said
+    assert "shuffled-1" in said
+    assert not state.exists()
+
+
+def test_arms_that_are_asked_for_are_run_in_the_order_of_all() -> None:
+    arms = room("arms")
+    assert [arm.name for arm in arms.wanted("shuffled-1, rule-3,sft", 3)] == ["rule-3", "shuffled-1"]
+    assert arms.wanted("sft", 2) == []
+    assert arms.wanted("", 2) == arms.arms(2)
+
+
 def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import os
-
     state = room("state")
     monkeypatch.setattr(state, "MOST_BYTES", 40_000)
     monkeypatch.setattr(state, "PART_BYTES", 16_000)
@@ -351,16 +401,50 @@ def test_what_leaves_the_machine_holds_weights_that_were_not_tested_yet(
     state.whole(folder.path / "config.json", b"{}")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "state.tgz.7").write_bytes(b"of an earlier one")
+    for left in ("state.tgz.7", "new.1.3"):
+        (out / left).write_bytes(b"of an earlier one, which was killed")
     assert [path.name for path in state.pack(folder.path, out)] == ["state.tgz.0", "state.tgz.1"]
-    assert len(list(out.iterdir())) == 2
+    assert {path.name for path in out.iterdir()} == {".lock", "state.tgz.0", "state.tgz.1"}
     state.unpack(out, tmp_path / "again")
     assert (tmp_path / "again" / "arms" / "untested" / "changes.pt").exists()
     assert not (tmp_path / "again" / "arms" / "tested" / "changes.pt").exists()
     assert (tmp_path / "again" / "results" / "tested.jsonl").exists()
 
 
-def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path) -> None:
+PACK = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from coder_experiment import state
+state.PART_BYTES = 3000
+mine, out, go = (Path(given) for given in sys.argv[2:])
+while not go.exists():
+    time.sleep(0.001)
+for _ in range(60):
+    state.pack(mine, out)
+"""
+
+
+def test_two_processes_that_pack_into_one_folder_leave_the_state_of_one(tmp_path: Path) -> None:
+    state, go = room("state"), tmp_path / "go"
+    names = {name: os.urandom(20_000) for name in ("one", "two")}
+    for name, data in names.items():
+        (state.Folder(tmp_path / name).path / "sft.pt").write_bytes(data)
+    command = [sys.executable, "-c", PACK, BENCHMARKS]
+    packing = [
+        subprocess.Popen([*map(str, [*command, tmp_path / name, tmp_path / "out", go])], stderr=subprocess.PIPE)
+        for name in names
+    ]
+    go.touch()
+    for process in packing:
+        errors = process.communicate(timeout=120)[1]
+        assert process.returncode == 0, errors
+    assert sorted(path.name for path in (tmp_path / "out").iterdir())[1:] == [f"state.tgz.{at}" for at in range(7)]
+    state.unpack(tmp_path / "out", tmp_path / "again")
+    assert (tmp_path / "again" / "sft.pt").read_bytes() in names.values()
+
+
+def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     state = room("state")
     for name, arms in (("one", ("rubric-1", "both-1")), ("two", ("rule-1", "both-1", "begun-1"))):
         folder = state.Folder(tmp_path / name)
@@ -381,12 +465,101 @@ def test_arms_of_another_gpu_are_taken_in_once(tmp_path: Path) -> None:
     assert state.lines(mine / "slices.jsonl") == [{"slice": "one"}, {"slice": "two"}]
     assert state.Folder(mine).config() == {"model": "m", "grpo": {"lr": 1}}
     (other / "sft.pt").write_bytes(b"another start")
-    with pytest.raises(ValueError, match="another cold start"):
-        state.merge(mine, other)
+    merge = ["merge", str(other), "--state", str(mine)]
+    assert room("run").main(merge) == 2
+    assert "another cold start" in capsys.readouterr().out
     state.Folder(other).settle(steps=3)
     state.Folder(mine).settle(steps=5)
-    with pytest.raises(ValueError, match=r"other settings \(steps\)"):
+    assert room("run").main(merge) == 2
+    assert "other settings (steps)" in capsys.readouterr().out
+
+
+def arm_of(folder: Path, steps: int, *, answers: int = 0, end: str = "checkpoint.pt") -> None:
+    """An arm under way, each of whose files tells in which folder and after how many steps it was written."""
+    state, mark = room("state"), f"{folder.name} {steps}"
+    run = state.Folder(folder)
+    (folder / "sft.pt").write_bytes(b"start")
+    (run.arm("rule-1") / "wall.json").write_text(json.dumps({"training": [float(steps)]}))
+    arm, begun = run.arm("rule-1"), run.result("rule-1").with_name("rule-1.jsonl.begun")
+    for file in (arm / "metrics.jsonl", arm / "checkpoint.pt", arm / "changes.pt", begun):
+        file.unlink(missing_ok=True)
+    state.append(arm / "metrics.jsonl", *({"step": at, "of": mark} for at in range(steps)))
+    if end:
+        (arm / end).write_text(mark)
+    if answers:
+        state.append(begun, *({"sample": at, "of": mark} for at in range(answers)))
+
+
+def arm_as_it_is(folder: Path) -> dict[str, bytes]:
+    files = [*(folder / "arms").rglob("*"), *(folder / "results").glob("*")]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "taken"),
+    [
+        ({"steps": 10}, {"steps": 25}, True),
+        ({"steps": 25}, {"steps": 10}, False),
+        ({"steps": 10}, {"steps": 10}, False),
+        ({"steps": 12, "end": ""}, {"steps": 10}, True),
+        ({"steps": 25}, {"steps": 50, "end": "changes.pt", "answers": 4}, True),
+        ({"steps": 50, "end": "changes.pt", "answers": 2}, {"steps": 50, "end": "changes.pt", "answers": 4}, True),
+        ({"steps": 50, "end": "changes.pt", "answers": 4}, {"steps": 50, "end": "changes.pt", "answers": 2}, False),
+        ({"steps": 25}, {"steps": 50, "end": "changes.pt"}, True),
+    ],
+)
+def test_an_arm_that_is_further_on_the_other_gpu_is_taken_with_its_begun_test(
+    here: dict[str, Any], there: dict[str, Any], taken: bool, tmp_path: Path
+) -> None:
+    state = room("state")
+    mine, other = tmp_path / "mine", tmp_path / "other"
+    arm_of(mine, 5)
+    arm_of(other, 5)
+    assert state.merge(mine, other) == []
+    arm_of(mine, **here)
+    arm_of(other, **there)
+    wanted = arm_as_it_is(other if taken else mine)
+    assert state.merge(mine, other) == ["rule-1"] * taken
+    assert arm_as_it_is(mine) == wanted
+    assert state.merge(mine, other) == []
+
+
+def test_a_merge_that_is_killed_anywhere_mixes_no_two_arms_and_goes_on(tmp_path: Path) -> None:
+    state, other = room("state"), tmp_path / "other"
+    arm_of(other, 50, answers=4, end="changes.pt")
+    theirs = arm_as_it_is(other)
+    changing = {"rename", "replace", "unlink", "rmdir", "mkdir", "write", "open", "copy_file_range", "sendfile"}
+    kills = 0
+    for life in range(200):
+        mine = tmp_path / f"mine-{life}"
+        arm_of(mine, 50, answers=2, end="changes.pt")
+        before = arm_as_it_is(mine)
+        calls = iter(range(life + 1))
+
+        def kill(_: Any, event: str, function: Any) -> None:
+            if event == "c_call" and function.__name__ in changing and next(calls, None) is None:  # noqa: B023
+                raise Killed
+
+        try:
+            sys.setprofile(kill)
+            state.merge(mine, other)
+            break
+        except Killed:
+            kills += 1
+        finally:
+            sys.setprofile(None)
+        left = arm_as_it_is(mine)
+        trained = {name: data for name, data in left.items() if name.startswith("arms/")}
+        test = {name: data for name, data in left.items() if name.endswith(".begun")}
+        assert any(trained.items() <= some.items() and test.items() <= some.items() for some in (before, theirs)), life
         state.merge(mine, other)
+        assert arm_as_it_is(mine) == theirs
+        state.pack(mine, tmp_path / f"out-{life}")
+        state.unpack(tmp_path / f"out-{life}", tmp_path / f"again-{life}")
+        assert arm_as_it_is(tmp_path / f"again-{life}") == theirs
+        assert not [*(tmp_path / f"again-{life}").glob("*.part")]
+    assert kills > 10
+    assert arm_as_it_is(mine) == theirs
 
 
 def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(tmp_path: Path) -> None:
@@ -398,6 +571,33 @@ def test_a_line_that_was_cut_off_is_dropped_and_the_next_one_is_whole(tmp_path: 
     assert state.lines(file) == [{"a": 1}]
     state.append(file, {"a": 3}, {"a": 4})
     assert state.lines(file) == [{"a": 1}, {"a": 3}, {"a": 4}]
+
+
+START = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from coder_experiment import state
+with state.timed(Path(sys.argv[2]), "training", lambda: 7.0) as clock:
+    time.sleep(0.2)
+    print(clock(), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_seconds_of_every_start_are_kept_those_of_a_killed_one_too(tmp_path: Path) -> None:
+    state = room("state")
+    command = [sys.executable, "-c", START, str(BENCHMARKS), str(tmp_path)]
+    for _ in range(2):
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"7.0\n"
+            process.kill()
+    with state.timed(tmp_path, "test", lambda: 1.0):
+        pass
+    found = state.walls(tmp_path)
+    assert [len(found["training"]), len(found["test"])] == [2, 1]
+    assert all(0.2 <= seconds < 60 for seconds in found["training"])
 
 
 def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
@@ -437,20 +637,80 @@ def test_holm_and_intervals_of_a_difference_that_is_there() -> None:
     assert analyse.finite(analyse.beside(draws))["sft"]["ratio"] is None
 
 
-def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(tmp_path: Path) -> None:
-    def run(state: Path, *more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(BENCHMARKS / "coder_experiment" / "run.py"), "slice", "--state", str(state)]
-        small = "--model tiny --backend cpu --minutes 4 --steps 2 --seeds 1 --prompts 2 --group 2 --micro 4 "
-        small += "--prompt-tokens 700 "
-        small += "--answer-tokens 300 --test-samples 2 --sft-epochs 1 --tasks 4 --validation 1 "
-        small += "--test 2 --answers 4 --improve 2"
-        return subprocess.run([*command, *small.split(), *more], capture_output=True, text=True, timeout=280)
+SMALL = shlex.split(
+    "--model tiny --backend cpu --minutes 4 --seeds 1 --prompts 2 --group 2 --micro 4 --prompt-tokens 700 "
+    "--answer-tokens 300 --test-samples 2 --sft-epochs 1 --tasks 4 --validation 1 --test 2 --answers 4 --improve 2"
+)
 
-    first = run(tmp_path / "a", "--only", "sft", "--out", str(tmp_path / "out"))
+
+def slice_of(state: Path, *more: str | Path) -> list[str]:
+    """The command of a slice with the smallest numbers."""
+    command = [sys.executable, BENCHMARKS / "coder_experiment" / "run.py", "slice", "--state", state, *SMALL, *more]
+    return [str(word) for word in command]
+
+
+@pytest.fixture(scope="module")
+def cold_start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cold start as it left its machine."""
+    path = tmp_path_factory.mktemp("cold")
+    command = slice_of(path / "state", "--only", "sft", "--out", path / "out")
+    first = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert first.returncode == 0, first.stdout + first.stderr
     assert "cold start" in first.stdout
+    return path / "out"
+
+
+def test_a_slice_that_is_told_to_end_packs_first_and_one_that_is_killed_goes_on(
+    cold_start: Path, tmp_path: Path
+) -> None:
+    state, out, mine = room("state"), tmp_path / "out", tmp_path / "mine"
+    metrics = mine / "arms" / "rule-1" / "metrics.jsonl"
+
+    def begin(**streams: Any) -> subprocess.Popen[bytes]:
+        more = ("--only", "rule-1", "--steps", "500", "--parts", cold_start, "--out", out)
+        return subprocess.Popen(slice_of(mine, *more), **streams)
+
+    def reach(steps: int, process: subprocess.Popen[bytes]) -> None:
+        while len(state.lines(metrics)) < steps:
+            assert process.poll() is None
+            time.sleep(0.05)
+
+    told = begin(stdout=subprocess.PIPE)
+    reach(7, told)
+    told.send_signal(signal.SIGINT)
+    while told.poll() is None:
+        told.terminate()
+        time.sleep(0.005)
+    said, _ = told.communicate()
+    assert told.returncode == 128 + signal.SIGINT, said
+    assert b"state.tgz.0" in said
+    state.unpack(out, tmp_path / "left")
+    assert state.progress(tmp_path / "left", "rule-1") == state.progress(mine, "rule-1")
+    assert (tmp_path / "left" / "arms" / "rule-1" / "checkpoint.pt").exists()
+
+    before = state.lines(metrics)[:5]
+    killed = begin(stdout=subprocess.DEVNULL)
+    reach(12, killed)
+    killed.kill()
+    killed.wait()
+    last = begin(stdout=subprocess.DEVNULL)
+    reach(len(state.lines(metrics)) + 1, last)
+    last.terminate()
+    assert last.wait(timeout=120) == 128 + signal.SIGTERM
+    found = state.lines(metrics)
+    assert [record["step"] for record in found] == list(range(len(found)))
+    assert found[:5] == before, "what lies before the checkpoint is not done again"
+    assert len(state.walls(metrics.parent)["training"]) == 3
+
+
+def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
+    cold_start: Path, tmp_path: Path
+) -> None:
+    def run(state: Path, *more: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(slice_of(state, "--steps", "2", *more), capture_output=True, text=True, timeout=280)
+
     # What a pilot may choose is open until the first arm.
-    second = run(tmp_path / "b", "--only", "rubric-1,rule-1", "--lr", "5e-5", "--parts", str(tmp_path / "out"))
+    second = run(tmp_path / "b", "--only", "rubric-1,rule-1", "--lr", "5e-5", "--parts", cold_start)
     assert second.returncode == 0, second.stdout + second.stderr
     names = {path.stem for path in (tmp_path / "b" / "results").glob("*.jsonl")}
     assert names == {"base", "sft", "rubric-1", "rule-1"}
@@ -458,6 +718,18 @@ def test_the_whole_experiment_runs_stops_and_goes_on_from_what_left_the_machine(
     assert room("state").Folder(tmp_path / "b").config()["grpo"]["lr"] == 5e-5
     report = json.loads((tmp_path / "page" / "coder_experiment.json").read_text())
     assert [record.get("begun", record.get("code")) for record in report["slices"]] == [True, 0, True, 0]
+    assert {name: sorted(spent) for name, spent in report["wall"].items()} == {
+        name: ["test"] if name == "base" else ["test", "training"] for name in names
+    }
+    for name in ("sft", "rubric-1"):
+        (training,), steps = report["wall"][name]["training"], report["curves"][name]
+        assert training > sum(sum(step["seconds"].values()) for step in steps)
+        assert f"| {name} | {training:.0f} |" in (tmp_path / "page" / "coder_experiment.md").read_text()
+    third = run(tmp_path / "b", "--only", "rubric-1", "--test-samples", "1")
+    assert third.returncode == 2
+    assert "test is {'samples': 2" in third.stdout
+    assert "take another --state" in third.stdout
+    assert "Traceback" not in third.stderr
     assert "H2" in report["hypotheses"]
     assert math.isfinite(report["arms"]["rule"]["reward"]["value"])
     assert "| H3 | not run |" in (tmp_path / "page" / "coder_experiment.md").read_text()

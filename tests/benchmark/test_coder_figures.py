@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import re
 import shutil
 import subprocess
 import xml.etree.ElementTree as ElementTree
@@ -105,13 +106,18 @@ def made_up(path: Path, tested: Sequence[str], begun: Sequence[str] = (), tasks:
         records = [step_record(at, level, draw) for at in range(steps)]
         if arm.kind == "rejection":
             for record in records:
-                del record["seconds"]["update"]
+                # Those of a round are counted to its last step.
+                record["seconds"]["update"] *= STEPS // 2
+                if (record["step"] + 1) % (STEPS // 2):
+                    del record["seconds"]["update"]
         if arm.kind == "supervised":
             records = [{"step": at, "loss": 1 / (at + 1), "seconds": {"update": 0.4}} for at in range(steps)]
         state.append(folder.arm(arm.name) / "metrics.jsonl", *records)
         if arm.name in tested:
             done = {"steps": steps, "seconds": {"generate": 12.0, "update": 6.0}}
             (folder.arm(arm.name) / "done.json").write_text(json.dumps(done))
+        wall = {"training": [30.4, 12.3], "test": [35.2]} if arm.name in tested else {"training": [22.1]}
+        (folder.arm(arm.name) / "wall.json").write_text(json.dumps(wall))
     looks = {"step": 9, "loss": 0.2, "seconds": {"update": 0.4}, "validation": {"correct": 0.47, "compiled": 0.9}}
     state.append(folder.arm("sft") / "metrics.jsonl", looks)
     (folder.arm("sft") / "done.json").write_text(json.dumps({"steps": 10, "of": 124, "seconds": {"update": 4.0}}))
@@ -222,6 +228,23 @@ def test_bars_of_a_step_begin_where_the_one_before_ends_and_are_as_long_as_their
         assert after == pytest.approx(x + width, abs=0.02)
     for (_, width), phase in zip(boxes, mean, strict=True):
         assert width / boxes[0][1] == pytest.approx(mean[phase] / mean["generate"], abs=0.002)
+
+
+def test_updates_of_a_round_are_shared_out_over_its_steps(whole: Any) -> None:
+    bars = marks(drawn(whole[1], "seconds"), "bar")
+    widths = [float(bars[f"update {arm}"].get("width", "nan")) for arm in ("rejection", "rubric")]
+    assert widths[0] == pytest.approx(widths[1], abs=0.02)
+
+
+def test_the_page_tells_what_each_arm_took_by_the_clock(whole: Any, tmp_path: Path) -> None:
+    report, out = whole
+    assert report["wall"]["rejection-1"] == {"training": [30.4, 12.3], "test": [35.2]}
+    steps = sum(sum(step["seconds"].values()) for step in report["curves"]["rejection-1"])
+    assert f"| rejection-1 | 43 | {steps:.0f} | 35 | 78 | 2, 1 |" in (out / "coder_experiment.md").read_text()
+    room("analyse").write(made_up(tmp_path / "state", ["base", "sft"], begun=["rule-1"]), tmp_path / "out")
+    assert re.search(
+        r"\| rule-1 \| 22 \| \d+ \|  \| 22 \| 1, 0 \|", (tmp_path / "out" / "coder_experiment.md").read_text()
+    )
 
 
 def test_nothing_is_drawn_outside_and_nothing_else_is_needed(whole: Any) -> None:

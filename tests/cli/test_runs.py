@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.cli.conftest import Finished
 from tests.cli.world import GOOD, OTHER, WRONG, environment, in_turn, stitchcuda
+from tests.workflow.world import extended
 
 
 def test_a_finished_run_gives_its_result_again_and_asks_nobody(finished: Finished, cache: Path) -> None:
@@ -58,6 +59,14 @@ def test_a_limit_of_nothing_is_refused_on_going_on_as_it_was_at_first(finished: 
     for first, later in zip(told[: len(options)], told[len(options) :], strict=True):
         assert (later.returncode, later.stderr) == (2, first.stderr)
         assert "greater than" in later.stderr
+
+
+def test_show_tells_an_earlier_result_from_the_end(cache: Path, tmp_path: Path) -> None:
+    run = extended(tmp_path, ["correct 1.2", "correct 2.0", "correct 1.1"]).path
+    (told,) = in_turn(("runs", "show", run), cache=cache, cwd=tmp_path)
+    assert "earlier result, before it was given more: correct. Program 001 is correct" in told.stdout
+    assert "search ended" not in told.stdout
+    assert f"go on with: stitchcuda runs resume {run}" in told.stdout
 
 
 def number_of(finished: Finished, source: str) -> str:

@@ -257,6 +257,14 @@ def test_repair_ends_when_nothing_is_left() -> None:
         repair_for_ever()
 
 
+def test_a_graph_that_can_be_rewritten_and_not_printed_is_an_answer_without_a_program() -> None:
+    forward = "from collections import namedtuple\nreturn namedtuple('Pair', 'x')(F.gelu(a * 2 + 1) * 3)"
+    task = make_task(model_source(forward, [(64, 64)]))
+    idea = plan_for(task).ideas[0]
+    with pytest.raises(ProgramError, match="returns a Pair, which cannot be printed"):
+        mind().coder.code(code_request(task, idea))
+
+
 def verify(evaluation: Evaluation, *, last: bool = True) -> Feedback:
     task = make_task(CHAIN)
     idea = plan_for(task).ideas[0]

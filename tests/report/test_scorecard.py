@@ -24,7 +24,7 @@ from stitchcuda.workflow.result import Best
 from stitchcuda.workflow.story import read_story
 from tests.report.test_profile_html import CHROMIUM, Tags
 from tests.reward.test_recorded import recorded
-from tests.workflow.world import ToyMind, config, go, idea, new_folder, program
+from tests.workflow.world import ToyMind, config, extended, go, idea, new_folder, program
 
 GRU = recorded("gru")
 EVIL = "<script>alert('&')</script>"
@@ -167,6 +167,18 @@ def test_a_run_that_goes_on_has_a_page_too(folder: RunFolder) -> None:
     text = write_report(folder).read_text()
     assert "2 programs so far" in text
     assert "Scorecard of program 002" in text
+
+
+def test_the_page_of_a_run_that_was_given_more_tells_one_ending(tmp_path: Path) -> None:
+    text = write_report(extended(tmp_path, ["correct 1.2", "correct 2.0", "correct 1.1"])).read_text()
+    box = re.search(r'<div class="verdict">(.*?)</div>', text)
+    assert box is not None
+    now, programs, earlier = box[1].split("<br>")
+    assert (now, programs) == ("<b>interrupted</b>", "2 programs so far; program 002 leads")
+    assert earlier.startswith("earlier result, before it was given more: correct. Program 001")
+    assert "<td>002 ★</td>" in text
+    assert "# correct 2.0" in text
+    assert "search ended" not in text
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")

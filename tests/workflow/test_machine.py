@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.agents.feedback import Route
-from stitchcuda.agents.plan import Idea
-from stitchcuda.errors import InfrastructureError
+from stitchcuda.agents.plan import Idea, Plan
+from stitchcuda.agents.roles import NoPlan, PlanRequest
+from stitchcuda.errors import InfrastructureError, ModelAccessError
 from stitchcuda.evaluation.model import Evaluation, Tier
 from stitchcuda.program.files import load_program
 from stitchcuda.program.model import Program
 from stitchcuda.workflow.machine import AwaitingApproval
+from stitchcuda.workflow.records import NAME, read_records
 from stitchcuda.workflow.states import TRANSITIONS, State
 from tests.workflow.world import Ear, ToyBench, ToyMind, config, go, idea, new_folder, program, words
 
@@ -177,6 +179,38 @@ def test_a_second_plan_of_the_same_ideas_ends_the_search(tmp_path: Path) -> None
     none = ToyMind([[idea("a")], []], {"a/one": ["wrong 1"]})
     result = go(new_folder(tmp_path / "none", settings), none, settings=settings)
     assert result.stopped == "the Planner, asked again, gave no further idea: a plan"
+
+
+class OutOfPlans(ToyMind):
+    """Its Planner has no usable answer once its plans are used up."""
+
+    def plan(self, request: PlanRequest) -> Plan:
+        if len(self.plan_requests) >= len(self.plans):
+            raise NoPlan("the model gave no usable plan: summary: Field required")
+        return super().plan(request)
+
+
+def test_a_further_plan_that_cannot_be_used_ends_the_search_and_not_the_run(tmp_path: Path) -> None:
+    settings = config(replans=1)
+    folder = new_folder(tmp_path, settings)
+    mind = OutOfPlans([[idea("a")]], {"a/one": ["correct 1.5"]})
+    result = go(folder, mind, settings=settings)
+    assert (result.status, result.over_best, result.tier) == ("correct", 1.5, "publish")
+    assert "asked again: the model gave no usable plan: summary: Field required" in result.stopped
+    assert folder.summary() == result
+    records, _ = read_records(folder.path / NAME)
+    assert [bool(r.data["problem"]) for r in records if r.kind == "plan"] == [False, True]
+    more = settings.limits().model_copy(update={"iterations": 50})
+    again = ToyMind([[idea("a")], [idea("b")]], {"b/one": ["correct 1.7"]})
+    assert go(folder, again, settings=settings, resumed=True, more=more).over_best == 1.7
+
+
+def test_a_first_plan_that_cannot_be_used_stops_the_run_until_it_is_resumed(tmp_path: Path) -> None:
+    folder = new_folder(tmp_path, config())
+    with pytest.raises(ModelAccessError, match=r"summary: Field required\. Resume the run to ask again"):
+        go(folder, OutOfPlans([], {}))
+    mind = ToyMind([[idea("a")]], {"a/one": ["correct 1.5"]})
+    assert go(folder, mind, resumed=True).over_best == 1.5
 
 
 def test_a_refuted_idea_is_dropped_whole(tmp_path: Path) -> None:

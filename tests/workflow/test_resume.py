@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 from pathlib import Path
@@ -10,11 +11,28 @@ from pathlib import Path
 import pytest
 
 from stitchcuda.errors import InfrastructureError, RunError
+from stitchcuda.evaluation.model import Evaluation
+from stitchcuda.workflow import events
 from stitchcuda.workflow.folder import RunFolder, find_run, list_runs
 from stitchcuda.workflow.records import NAME, read_records
-from stitchcuda.workflow.result import Result
+from stitchcuda.workflow.result import Best, Result
 from stitchcuda.workflow.story import read_story
-from tests.workflow.world import Ear, ToyBench, ToyMind, config, go, idea, new_folder
+from tests.workflow.world import (
+    EXTENDED,
+    Ear,
+    Killed,
+    ToyBench,
+    ToyMind,
+    config,
+    extended,
+    go,
+    idea,
+    in_turn,
+    new_folder,
+    program,
+    stopping_at_the_last,
+    words,
+)
 
 SETTINGS = config(replans=1)
 
@@ -41,10 +59,6 @@ def without_clock(result: Result) -> dict[str, object]:
     data = result.model_dump()
     data["spent"]["seconds"] = 0
     return {name: value for name, value in data.items() if name not in ("run", "best", "message")}
-
-
-class Killed(BaseException):
-    """As sudden as a kill within one process can be."""
 
 
 @pytest.fixture
@@ -148,6 +162,66 @@ def test_a_run_that_used_its_budget_goes_on_with_a_larger_one(tmp_path: Path) ->
     again = climbing()
     assert go(folder, again, settings=settings, resumed=True, more=more).over_best == 1.4
     assert again.asked == []
+
+
+class Watching(Ear):
+    """Keeps what ``best/`` holds whenever the run says something."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self.folder = folder
+        self.best: set[str] = set()
+
+    def emit(self, event: events.Event) -> None:
+        super().emit(event)
+        self.best.add(words(self.folder.load("best")) if self.folder.best.is_dir() else "")
+
+
+def test_resuming_an_extended_run_leaves_the_best_program_in_place_at_every_moment(tmp_path: Path) -> None:
+    programs = ["correct 1.2", "correct 2.0", "correct 1.1"]
+    folder = extended(tmp_path, programs)
+    assert words(folder.load("best")) == "correct 2.0"
+    ear = Watching(folder)
+    with pytest.raises(Killed):
+        go(folder, stopping_at_the_last(programs), settings=EXTENDED, resumed=True, ear=ear)
+    assert ear.best == {"correct 2.0"}
+    assert json.loads((folder.path / "best.json").read_text())["number"] == read_story(folder).best == 2
+
+
+def test_a_best_program_that_is_gone_or_older_than_the_journal_is_put_back(tmp_path: Path) -> None:
+    programs = ["correct 1.2", "correct 2.0", "correct 1.1"]
+    folder = extended(tmp_path, programs)
+    for spoil in (folder.drop_best, lambda: folder.save_best(program("correct 1.2"), _best(1))):
+        spoil()
+        with pytest.raises(Killed):
+            go(folder, stopping_at_the_last(programs), settings=EXTENDED, resumed=True)
+        assert words(folder.load("best")) == "correct 2.0"
+
+
+def _best(number: int) -> Best:
+    evaluation = Evaluation(status="correct", message="", tier="screen", precision="fp32")
+    return Best(number=number, idea="a", digest=program("correct 1.2").digest, evaluation=evaluation)
+
+
+def test_a_run_that_goes_on_after_its_end_has_no_summary_until_it_ends_again(tmp_path: Path) -> None:
+    programs = ["correct 1.2", "correct 2.0", "correct 1.1"]
+    folder = extended(tmp_path, programs)
+    assert folder.summary() is None
+    result = go(folder, in_turn(programs), settings=EXTENDED, resumed=True)
+    assert folder.summary() == result
+    assert (result.number, result.over_best) == (2, 2.0)
+
+
+def test_what_did_not_hold_in_the_end_is_not_put_back(tmp_path: Path) -> None:
+    settings = config()
+    folder = new_folder(tmp_path, settings)
+    mind = ToyMind([[idea("a")]], {"a/one": ["flaky correct 1.2"]})
+    go(folder, mind, settings=settings)
+    (folder.path / "summary.json").unlink()
+    ear = Watching(folder)
+    go(folder, mind, settings=settings, resumed=True, ear=ear)
+    assert ear.best == {""}
+    assert not (folder.path / "best.json").exists()
 
 
 def test_runs_are_listed_whatever_lies_beside_them(tmp_path: Path) -> None:

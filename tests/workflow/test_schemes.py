@@ -11,7 +11,7 @@ import pytest
 from stitchcuda.agents.llm import mind
 from stitchcuda.agents.metrics24 import COUNTERS
 from stitchcuda.agents.schemes import Agents, Part, arranged
-from stitchcuda.errors import StitchError
+from stitchcuda.errors import ModelAccessError, StitchError
 from stitchcuda.profiling.model import KernelCounters, Profile
 from stitchcuda.program.model import Program
 from stitchcuda.recipes.seeds import seeded
@@ -187,6 +187,40 @@ def test_recipes_best_idea_joins_the_first_plan_and_costs_no_reply(tmp_path: Pat
     go(tmp_path, without, ablate=["recipes"], iterations=1, drafts=1, beam=1, task=task)
     assert without.roles == model.roles
     assert not any("recipes: " in text for text in without.texts)
+
+
+def test_recipes_that_cannot_print_their_program_do_not_end_the_models_run(tmp_path: Path) -> None:
+    source = SMALL_TASK.read_text().replace("return self.norm(x)", "return Scores(self.norm(x))")
+    source += "\nfrom collections import namedtuple\nScores = namedtuple('Scores', 'x')\n"
+    task = TASK.model_copy(update={"source": source, "name": "small"})
+    result = go(tmp_path, Model(["correct 1.2"]), iterations=1, drafts=1, beam=1, task=task)
+    assert (result.status, result.over_best) == ("correct", 1.2)
+    attempts = read_story(RunFolder(Path(result.run))).attempts
+    assert any("cannot be printed" in attempt.diagnosis for attempt in attempts)
+
+
+class Wordy(Model):
+    """Never gives a plan in the form that is asked for."""
+
+    def __call__(self, request: Request, number: int) -> dict[str, Any]:
+        answer = super().__call__(request, number)
+        return tool({**PLAN, "ideas": "fuse everything"}) if self.roles[-1] == "plan" else answer
+
+
+def test_recipes_are_the_plan_where_the_model_gives_none(tmp_path: Path) -> None:
+    task = TASK.model_copy(update={"source": SMALL_TASK.read_text(), "name": "small"})
+    model = Wordy([])
+    result = go(tmp_path, model, iterations=2, drafts=2, beam=1, replans=1, task=task)
+    assert set(model.roles) == {"plan"}
+    story = read_story(RunFolder(Path(result.run)))
+    assert story.plans[0].summary.startswith("Recipes alone: openai:scripted gave no usable plan in 3 replies: ideas:")
+    assert {attempt.idea for attempt in story.attempts} == {idea.name for idea in story.plans[0].ideas}
+    assert "asked again: openai:scripted gave no usable plan" in result.stopped
+
+
+def test_where_recipes_have_no_idea_either_it_is_said_what_was_wrong_with_the_plan(tmp_path: Path) -> None:
+    with pytest.raises(ModelAccessError, match="ideas: Input should be a valid list, found 'fuse everything'"):
+        go(tmp_path, Wordy([]))
 
 
 @pytest.mark.parametrize(("agents", "ablate"), [("single", ()), ("coder-judge", ()), ("full", ("planner",))])

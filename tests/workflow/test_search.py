@@ -32,6 +32,12 @@ def test_recipes_beside_a_model_take_no_place_of_the_beam() -> None:
     assert (recipes.open, model.open) == (True, True)
 
 
+def test_recipes_alone_have_one_draft_each_since_all_would_be_the_same() -> None:
+    search = Search(beam=2, drafts=3)
+    search.adopt(Plan(summary="", bottleneck="", ideas=[by_recipes("a"), by_recipes("b")]))
+    assert [(branch.idea.name, branch.draft) for branch in search.branches] == [("a", 0), ("b", 0)]
+
+
 def test_an_idea_is_told_by_its_fastest_correct_attempt_or_its_latest_where_none_is() -> None:
     def tried(number: int, name: str, status: str, over_best: float | None = None) -> Attempt:
         return Attempt(number=number, idea=name, step="s", status=status, over_best=over_best)

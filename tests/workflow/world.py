@@ -204,6 +204,44 @@ class Ear:
         return [event.state for event in self.events if isinstance(event, events.StateEntered)]
 
 
+class Killed(BaseException):
+    """As sudden as a kill within one process can be."""
+
+
+EXTENDED = config(replans=0, beam=1, iterations=1)
+"""Settings of a run that ends with its first program, until it is given more."""
+
+
+def in_turn(programs: Sequence[str]) -> ToyMind:
+    """Ideas a, b, ..., each with its program."""
+    names = [chr(ord("a") + place) for place in range(len(programs))]
+    table = {f"{name}/one": [text] for name, text in zip(names, programs, strict=True)}
+    return ToyMind([[idea(name) for name in names]], table)
+
+
+def stopping_at_the_last(programs: Sequence[str]) -> ToyMind:
+    """The same, killed where the last program would be written."""
+    mind = in_turn(programs)
+    last = list(mind.programs)[-1]
+
+    def die(what: str) -> None:
+        if what == f"code {last}":
+            raise Killed
+
+    mind.before = die
+    return mind
+
+
+def extended(parent: Path, programs: Sequence[str]) -> RunFolder:
+    """A run that ended with the first of these programs, was given room for all of them, and stopped at the last."""
+    folder = new_folder(parent, EXTENDED)
+    go(folder, in_turn(programs), settings=EXTENDED)
+    more = EXTENDED.limits().model_copy(update={"iterations": len(programs)})
+    with contextlib.suppress(Killed):
+        go(folder, stopping_at_the_last(programs), settings=EXTENDED, resumed=True, more=more)
+    return folder
+
+
 def new_folder(parent: Path, settings: RunConfig) -> RunFolder:
     """A run folder with an empty journal."""
     folder = RunFolder.new(parent, TASK, settings)

@@ -2,34 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import Field
+
+from stitchcuda.agents.forms import Form, Words
 
 Route = Literal["retry", "optimise", "next", "replan", "stop"]
 
 
-def _names(value: object) -> object:
-    """A list from what models write for one: nothing, or words with commas."""
-    if value is None:
-        return []
-    return [name for name in value.split(",") if name.strip()] if isinstance(value, str) else value
-
-
-class Feedback(BaseModel):
+class Feedback(Form):
     """The Verifier's word on one Evaluation (and Profile).
 
     retry: repair this program; optimise: correct, improve it; next: this step is done;
     replan: the idea is refuted; stop: nothing more to gain.
     """
 
-    model_config = ConfigDict(frozen=True)
-
     route: Route
     diagnosis: str = Field(description="the one thing that matters, in a sentence")
     evidence: str = Field(description="the figures or messages it rests on")
     suggestion: str = Field(description="one concrete change")
     fingerprint: str = Field(default="", description="of the error, equal for equal causes; empty when correct")
-    citations: Annotated[list[str], BeforeValidator(_names)] = Field(
+    citations: Words = Field(
         default_factory=list, description="the looked-up passages that this rests on, such as K1; none if on none"
     )

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
+
+from pydantic import ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from stitchcuda.agents.feedback import Feedback, Route
 from stitchcuda.agents.fingerprint import cause, fingerprint
+from stitchcuda.agents.forms import first_error
 from stitchcuda.agents.plan import Idea, Plan
 from stitchcuda.agents.prompting import coder_prompt, coder_purpose, planner_prompt, verifier_prompt
 from stitchcuda.agents.providers import check_access
 from stitchcuda.agents.reading import Amendable, check_native_side, explanation, files_of, refusal
-from stitchcuda.agents.roles import CodeRequest, Mind, NoGain, PlanRequest, ReplyLog, VerifyRequest
+from stitchcuda.agents.roles import CodeRequest, Mind, NoGain, NoPlan, PlanRequest, ReplyLog, VerifyRequest
 from stitchcuda.agents.settings import Limits, MindSettings, Role
 from stitchcuda.agents.spending import Estimate, Meter, Spend, estimate
-from stitchcuda.errors import ModelAccessError, ProgramError
+from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import Program
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ def mind(
 
 
 class LlmPlanner:
-    """Asks for a Plan; ModelAccessError when the model cannot give one."""
+    """Asks for a Plan; NoPlan with what was wrong when no reply held one."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -88,14 +91,52 @@ class LlmPlanner:
     def plan(self, request: PlanRequest) -> Plan:
         from stitchcuda.agents.asking import NoUsableAnswer
 
+        reader, settings = _PlanReader(), self._conversation.settings
         try:
-            plan = self._conversation.typed("planner", planner_prompt(request), Plan, _check_plan, persist=True)
+            plan = self._conversation.typed("planner", planner_prompt(request), reader.form, reader.check, persist=True)
         except NoUsableAnswer as error:
-            raise ModelAccessError(
-                f"{self._conversation.model} gave no usable plan in {1 + self._conversation.settings.reasks} replies: "
-                f"{error}. Resume the run to ask again, or name another model."
+            name = settings.model_for("planner", self._conversation.model)
+            raise NoPlan(
+                f"{name} gave no usable plan in {1 + settings.reasks} replies: {reader.problem or error}"
             ) from None
-        return plan.model_copy(update={"ideas": [_without_recipes(idea) for idea in plan.ideas]})
+        ideas = [_without_recipes(idea) for idea in plan.ideas]
+        return Plan(summary=plan.summary, bottleneck=plan.bottleneck, ideas=ideas)
+
+
+class _PlanReader:
+    """Reads the plans of one conversation, and keeps what was wrong with the last of them."""
+
+    def __init__(self) -> None:
+        self.problem = ""
+        self.form = self._form()
+
+    def _form(self) -> type[Plan]:
+        """A Plan to whoever is asked for one."""
+        reader = self
+
+        class Noted(Plan):
+            __doc__ = Plan.__doc__
+            model_config = ConfigDict(title=Plan.__name__)
+
+            @model_validator(mode="wrap")
+            @classmethod
+            def _noted(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+                try:
+                    return read(value)
+                except ValidationError as error:
+                    reader.problem = first_error(error)
+                    raise
+
+        Noted.__name__ = Plan.__name__
+        return Noted
+
+    def check(self, plan: Plan) -> None:
+        """Raises ValueError with what is wrong with the whole."""
+        try:
+            _check_plan(plan)
+        except ValueError as error:
+            self.problem = str(error)
+            raise
 
 
 class LlmCoder:

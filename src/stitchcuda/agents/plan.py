@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from stitchcuda.agents.forms import Factor, Form, Sizes, Words
 
 
-class TensorContract(BaseModel):
+class TensorContract(Form):
     """What flows over a fusion boundary."""
 
-    model_config = ConfigDict(frozen=True)
-
     name: str
-    shape: list[int | str] = Field(description="sizes; a name such as 'batch' where it may vary")
+    shape: Sizes = Field(description="sizes; a name such as 'batch' where it may vary")
     dtype: str = "float32"
     layout: str = Field(default="contiguous", description="contiguous, channels_last, or strides in words")
 
 
-class Step(BaseModel):
+class Step(Form):
     """One piece of work for the Coder, judged by its acceptance."""
 
-    model_config = ConfigDict(frozen=True)
-
     title: str
-    operators: list[str] = Field(description="operators of the reference that this step covers")
+    operators: Words = Field(description="operators of the reference that this step covers")
     fusion: str = Field(description="the fusion boundary: what becomes one kernel, and why it ends there")
     inputs: list[TensorContract] = Field(default_factory=list)
     outputs: list[TensorContract] = Field(default_factory=list)
     host: str = Field(default="", description="host orchestration: what runs, is kept or is packed around the kernels")
-    predicted_gain: float = Field(default=1.0, ge=0, description="whole-program speedup expected once done")
+    predicted_gain: Factor = Field(default=1.0, description="whole-program speedup expected once done")
     acceptance: str = Field(description="what must be seen to call it done")
-    recipes: list[str] = Field(default_factory=list, description="names of recipes to apply; only recipes fill this")
+    recipes: Words = Field(default_factory=list, description="names of recipes to apply; only recipes fill this")
 
 
-class Idea(BaseModel):
+class Idea(Form):
     """One distinct strategy; drafts of it are written and measured independently."""
-
-    model_config = ConfigDict(frozen=True)
 
     name: str
     rationale: str = Field(description="the evidence: time shares, gaps, bounds")
@@ -48,10 +44,8 @@ class Idea(BaseModel):
         return all(step.recipes for step in self.steps)
 
 
-class Plan(BaseModel):
+class Plan(Form):
     """What the Planner answers. ``ideas`` are sorted by promise; none means 'no rewrite found' and why."""
-
-    model_config = ConfigDict(frozen=True)
 
     summary: str
     bottleneck: str = Field(description="the whole program's bottleneck, with its evidence")

@@ -151,8 +151,12 @@ class NoGain(Exception):
     """A Coder's answer in place of a Program: nothing is to be gained by the Step, and why."""
 
 
+class NoPlan(Exception):
+    """No reply of a Planner held a usable Plan, and what was wrong; it was reached, and asked as often as allowed."""
+
+
 class Planner(Protocol):
-    """Reads the reference and its timeline, writes the to-do list."""
+    """Reads the reference and its timeline, writes the to-do list. Raises NoPlan when no answer holds one."""
 
     def plan(self, request: PlanRequest) -> Plan: ...
 

@@ -88,6 +88,7 @@ def show(
         return
     from stitchcuda.report.terminal import (
         attempts_table,
+        earlier_line,
         new_console,
         profile_lines,
         result_lines,
@@ -116,7 +117,9 @@ def show(
         card = cards.get(story.result.number) if story.result.number is not None else None
         for line in scorecard_lines(card) if card is not None else []:
             console.print(line, markup=False, highlight=False, soft_wrap=True)
-    elif story.status != "running":
+    elif story.earlier is not None:
+        console.print(earlier_line(story.earlier), markup=False, highlight=False, soft_wrap=True)
+    if story.result is None and story.status != "running":
         console.print(f"go on with: stitchcuda runs resume {quote(str(story.run))}", markup=False, soft_wrap=True)
 
 

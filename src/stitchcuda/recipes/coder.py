@@ -32,8 +32,17 @@ class RecipeCoder:
         """The Program of this step's recipes and those of the steps before it.
 
         After a failure, what is likely to blame is left out: the launchers that the messages name, else one half of
-        them, then the other half, then all. Raises ProgramError when the step names no recipe or nothing is left.
+        them, then the other half, then all. Raises ProgramError when the step names no recipe, nothing is left, or the
+        graph holds what cannot be printed.
         """
+        from stitchcuda.recipes.capture import CaptureError
+
+        try:
+            return self._written(request)
+        except CaptureError as error:
+            raise ProgramError(str(error)) from None
+
+    def _written(self, request: CodeRequest) -> Program:
         choice = Choice(recipes=self._recipes(request))
         if not choice.recipes:
             raise ProgramError(f"the step {request.step.title!r} names no recipe; plan with the recipes' Planner")

@@ -1,5 +1,5 @@
 """Recipes beside a language model: their best idea joins the first plan, so that the search starts from what can be had
-for nothing and no run ends below it.
+for nothing and no run ends below it. Where the model gives no plan to begin with, all of theirs are the plan.
 """
 
 from __future__ import annotations
@@ -7,8 +7,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from stitchcuda.agents.feedback import Feedback
-from stitchcuda.agents.plan import Plan
-from stitchcuda.agents.roles import Coder, CodeRequest, Mind, Planner, PlanRequest, Verifier, VerifyRequest
+from stitchcuda.agents.plan import Idea, Plan
+from stitchcuda.agents.roles import Coder, CodeRequest, Mind, NoPlan, Planner, PlanRequest, Verifier, VerifyRequest
 from stitchcuda.errors import StitchError
 from stitchcuda.program.model import Program
 from stitchcuda.recipes.mind import mind as recipes
@@ -32,16 +32,26 @@ class _Planner:
         self._inner, self._recipes = inner, recipes().planner
 
     def plan(self, request: PlanRequest) -> Plan:
-        plan = self._inner.plan(request)
-        if not request.first:
-            return plan
         try:
-            own = self._recipes.plan(request).ideas[:SEEDS]
-        except StitchError:  # what recipes cannot read is no reason to do without the model
-            return plan
+            plan = self._inner.plan(request)
+        except NoPlan as error:
+            own = self._ideas(request)
+            if not own:
+                raise
+            return Plan(summary=f"Recipes alone: {error}", bottleneck=request.profile.bottleneck, ideas=own)
         taken = {idea.name for idea in plan.ideas}
-        named = [idea.model_copy(update={"name": f"recipes: {idea.name}"}) for idea in own]
-        return plan.model_copy(update={"ideas": [*(i for i in named if i.name not in taken), *plan.ideas]})
+        own = [idea for idea in self._ideas(request)[:SEEDS] if idea.name not in taken]
+        return plan.model_copy(update={"ideas": [*own, *plan.ideas]})
+
+    def _ideas(self, request: PlanRequest) -> list[Idea]:
+        """What recipes would do, to begin with."""
+        if not request.first:
+            return []
+        try:
+            own = self._recipes.plan(request).ideas
+        except StitchError:  # what recipes cannot read is no reason to do without the model
+            return []
+        return [idea.model_copy(update={"name": f"recipes: {idea.name}"}) for idea in own]
 
 
 class _Coder:

@@ -12,7 +12,7 @@ from stitchcuda.program.model import Program
 from stitchcuda.report.profile_html import STYLE as PROFILE_STYLE
 from stitchcuda.report.scorecard import Scorecard, profile_of, scorecards
 from stitchcuda.report.scorecard_html import CARD_STYLE, scorecard_html
-from stitchcuda.report.terminal import seconds_text, spent_text, times
+from stitchcuda.report.terminal import earlier_line, seconds_text, spent_text, times
 from stitchcuda.workflow.folder import RunFolder
 from stitchcuda.workflow.result import Result
 from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
@@ -41,7 +41,7 @@ def write_report(folder: RunFolder) -> Path:
     """Write ``report.html`` into a run's folder. Raises RunError for a damaged run, InfrastructureError on a full
     disk."""
     story = read_story(folder)
-    number = _best_number(story)
+    number = story.best
     program = folder.load("best") if folder.best.is_dir() else None
     profile = profile_of(folder, f"{number:03d}") if number is not None else None
     path = folder.path / REPORT
@@ -57,7 +57,7 @@ def page(
     data are left out."""
     result = story.result
     title = f"{story.task or 'run'} by {story.mind}" if story.mind else story.task or "run"
-    best = _best_number(story)
+    best = story.best
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -93,11 +93,6 @@ def page(
     return "\n".join(parts) + "\n"
 
 
-def _best_number(story: Story) -> int | None:
-    result = story.result
-    return result.number if result is not None and result.number is not None else story.best
-
-
 def _where(story: Story) -> str:
     result = story.result
     told = [story.device]
@@ -110,14 +105,21 @@ def _where(story: Story) -> str:
 def _verdict(story: Story) -> str:
     result = story.result
     if result is None:
-        what = f"{len(story.attempts)} programs so far"
-        return f'<div class="verdict"><b>{escape(story.status)}</b><br>{escape(what)}</div>'
+        leads = f"; program {story.best:03d} leads" if story.best is not None else ""
+        lines = [f"<b>{escape(story.status)}</b>", f"{len(story.attempts)} programs so far{leads}"]
+        if story.earlier is not None:
+            lines.append(escape(earlier_line(story.earlier)))
+        return _box(lines)
     lines = [f"<b>{escape(result.status)}</b>", escape(result.message)]
     if result.target_speedup is not None:
         met = "met" if result.target_met else "not met"
         lines.append(escape(f"target {result.target_speedup:g}x over the best stock option: {met}"))
     if result.stopped and result.status != "no_rewrite":  # which says why already
         lines.append(escape(f"search ended: {result.stopped}"))
+    return _box(lines)
+
+
+def _box(lines: list[str]) -> str:
     return f'<div class="verdict">{"<br>".join(lines)}</div>'
 
 

@@ -190,6 +190,11 @@ def result_lines(result: Result, profile: Profile | None) -> list[str]:
     return lines
 
 
+def earlier_line(result: Result) -> str:
+    """How a run that goes on had ended before, as one line."""
+    return f"earlier result, before it was given more: {result.status}. {result.message}"
+
+
 class TerminalView:
     """An event sink for people. Use as a context manager; ``live`` False prints plain lines."""
 

@@ -52,10 +52,11 @@ class Profiled(_Effect):
 
 
 class Planned(_Effect):
-    """A Plan, or the limit that kept the Planner from answering."""
+    """A Plan, or the limit that kept the Planner from answering, or why no answer held a further one."""
 
     plan: Plan | None = None
     budget: str = ""
+    problem: str = ""
 
 
 class Approved(_Effect):
@@ -72,6 +73,7 @@ class Coded(_Effect):
     problem: str = ""
     refused: str = Field(default="", description="why nothing is to be gained by the step; not written where empty")
     budget: str = ""
+    candidate: bool = Field(default=True, description="it counts against the limit of candidates")
 
     @model_serializer(mode="wrap")
     def _without_what_was_not_refused(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

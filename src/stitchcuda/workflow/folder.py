@@ -110,10 +110,13 @@ class RunFolder:
             write_whole(self.path / "profiles" / f"{name}.json", _json(profile))
 
     def save_best(self, program: Program, best: Best) -> None:
-        """Replace the best program."""
+        """Replace the best program, unless it is there already."""
+        path, told = self.path / "best.json", _json(best)
+        if self.best.is_dir() and path.is_file() and path.read_bytes() == told:
+            return
         with full_disk_is_an_error(self.path):
             place_folder(self.best, lambda folder: _write(program, folder))
-            write_whole(self.path / "best.json", _json(best))
+            write_whole(path, told)
 
     def drop_best(self) -> None:
         """Take away the best program: it did not hold."""
@@ -124,6 +127,10 @@ class RunFolder:
         """Write how the run ended."""
         with full_disk_is_an_error(self.path):
             write_whole(self.path / SUMMARY, _json(result))
+
+    def drop_summary(self) -> None:
+        """Take away how the run had ended: it goes on."""
+        (self.path / SUMMARY).unlink(missing_ok=True)
 
     def plan(self, number: int) -> Path:
         """The file in which the first (0) or a later plan waits for approval."""

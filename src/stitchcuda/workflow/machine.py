@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from stitchcuda.agents.lookup import Librarian
 from stitchcuda.agents.plan import Plan
-from stitchcuda.agents.roles import Attempt, Mind, PlanRequest, Room
-from stitchcuda.errors import BudgetExceeded, InfrastructureError
+from stitchcuda.agents.roles import Attempt, Mind, NoPlan, PlanRequest, Room
+from stitchcuda.errors import BudgetExceeded, InfrastructureError, ModelAccessError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -97,6 +97,8 @@ class Machine:
         self._known: dict[str, Trial] = {}
         self._branches: list[Branch] = []
         self._confirmed: tuple[Trial, Evaluation] | None = None
+        self._leader: tuple[Program, Best] | None = None
+        """What the journal so far has for the best program."""
         self._recipes_ideas: set[str] = set()
 
     # The machine.
@@ -116,6 +118,7 @@ class Machine:
             if following not in TRANSITIONS[self.state]:
                 raise InfrastructureError(f"No transition from {self.state} to {following}; this is a bug.")
             self.journal.note("state", {"from": self.state.value, "to": following.value})
+            self._update_folder()
             self.instruments.emit(events.SpentSoFar(self.spent))
             self.state = following
         assert self.result is not None
@@ -132,7 +135,8 @@ class Machine:
         more = self.more or self.limits
         self.limits = self.journal.effect("extended", Extended, lambda: Extended(limits=more)).limits
         self.more = None if live else self.more
-        self.stopped, self._confirmed = "", None
+        self.stopped, self._confirmed, self.result = "", None, None
+        self._update_folder()
         self.search.enough, self.search.stale = False, 0
         self.replans_left = self.config.plans_after_first()
         self.state = State.SELECT if self.plan is not None and self.plan.ideas else State.PLAN
@@ -248,11 +252,15 @@ class Machine:
                 return Planned(plan=self.mind.planner.plan(request))
             except BudgetExceeded as error:
                 return Planned(budget=str(error))
+            except NoPlan as error:
+                if self.plan is None:
+                    raise ModelAccessError(f"{error}. Resume the run to ask again, or name another model.") from None
+                return Planned(problem=str(error))
 
         replayed = self.journal.replaying
         planned = self.journal.effect("plan", Planned, produce)
         if planned.plan is None:
-            return self._stop(planned.budget)
+            return self._stop(planned.budget or f"the Planner was asked again: {planned.problem}")
         self.plan = planned.plan
         self._recipes_ideas |= {idea.name for idea in self.plan.ideas if idea.by_recipes}
         self.instruments.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))
@@ -337,7 +345,7 @@ class Machine:
             limits=self.limits,
             repairs=self._repairs(),
             may_refuse=self.mind.paid and self.config.agents == "full",
-            insist=self.config.chain,
+            chain=self.config.chain,
             attempts=list(self.attempts),
             known=dict(self._known),
             stock=self.stock,
@@ -377,11 +385,8 @@ class Machine:
             if digest not in self._known or self._known[digest].profile is None:
                 self._known[digest] = trial
         for tried in turn.tried:
-            costs = not (self.mind.paid and turn.branch.idea.by_recipes)  # beside a model, recipes are for nothing
-            if costs and (not tried.repair or self.config.chain):
-                self.candidates += 1
-            candidate = costs and not tried.repair
-            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=candidate)
+            self.candidates += tried.candidate
+            self.search.settle(turn.branch, tried.trial, tried.feedback, candidate=tried.candidate)
             self.attempts.append(tried.attempt)
             turn.branch.attempts.append(tried.attempt)
             if tried.trial is not None and tried.trial.evaluation.passed:
@@ -423,9 +428,9 @@ class Machine:
         if self._confirmed is not None:
             trial, evaluation = self._confirmed
             best = Best(number=trial.number, idea=trial.idea, digest=trial.program.digest, evaluation=evaluation)
-            self.folder.save_best(trial.program, best)
+            self._leader = trial.program, best
         else:
-            self.folder.drop_best()
+            self._leader = None
         facts = Ending(
             config=self.config,
             task=self.task,
@@ -442,7 +447,7 @@ class Machine:
             spent=self.spent,
         )
         self.result = self.journal.effect("result", Result, lambda: sum_up(facts))
-        self.folder.save_summary(self.result)
+        self._update_folder()
         self.instruments.emit(events.RunFinished(self.result, self.reference))
         return State.DONE
 
@@ -458,11 +463,26 @@ class Machine:
         """Keep an attempt, and its program where it leads."""
         leads = self.search.best is trial
         replayed = self.journal.replaying
-        if leads and not replayed:
+        if leads:
             best = Best(number=trial.number, idea=trial.idea, digest=trial.program.digest, evaluation=trial.evaluation)
-            self.folder.save_best(trial.program, best)
+            self._leader = trial.program, best
+            self._update_folder()
         self.journal.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": leads})
         self.instruments.emit(events.AttemptFinished(attempt, leads, replayed, trial.evaluation.message))
+
+    def _update_folder(self) -> None:
+        """Let ``best/`` and the summary be what the journal says so far. While it is replayed they are left alone: they
+        are as new as its end."""
+        if self.journal.replaying:
+            return
+        if self._leader is not None:
+            self.folder.save_best(*self._leader)
+        elif self.result is not None:
+            self.folder.drop_best()
+        if self.result is not None:
+            self.folder.save_summary(self.result)
+        else:
+            self.folder.drop_summary()
 
     def _good_enough(self) -> str | None:
         """The goal is reached; as a sentence part."""

@@ -210,7 +210,7 @@ class Search:
         for idea in seeds:
             self._open(idea, 0, beside=True)
         for idea in ideas[: self.beam]:
-            for draft in range(self.drafts):
+            for draft in range(1 if idea.by_recipes else self.drafts):
                 self._open(idea, draft)
         return len(fresh)
 
@@ -249,7 +249,7 @@ class Search:
     def settle(self, branch: Branch, trial: Trial | None, feedback: Feedback, *, candidate: bool) -> None:
         """Take in a judged attempt (``trial`` None: no program came of it) of a turn that is over.
 
-        ``candidate``: it was no repair. What a failure means for its branch alone is in ``after_failure``.
+        ``candidate``: it counts as one. What a failure means for its branch alone is in ``after_failure``.
         """
         if candidate:
             self.stale += 1

@@ -10,7 +10,7 @@ from stitchcuda.profiling.model import Profile
 from stitchcuda.workflow import effects
 from stitchcuda.workflow.budget import Spent
 from stitchcuda.workflow.folder import RunFolder, listed
-from stitchcuda.workflow.records import NAME, Record, read_records, wall_seconds
+from stitchcuda.workflow.records import NAME, Record, ends, read_records, wall_seconds
 from stitchcuda.workflow.result import Result
 
 
@@ -30,7 +30,8 @@ class Story(BaseModel):
     attempts: list[Attempt] = Field(default_factory=list)
     best: int | None = Field(default=None, description="number of the best program so far")
     spent: Spent = Field(default_factory=Spent)
-    result: Result | None = None
+    result: Result | None = Field(default=None, description="how it ended; None while it has not")
+    earlier: Result | None = Field(default=None, description="how one that goes on had ended before it was given more")
 
 
 def read_story(folder: RunFolder) -> Story:
@@ -40,6 +41,7 @@ def read_story(folder: RunFolder) -> Story:
     teller = _Teller()
     for record in records:
         teller.take(record)
+    result = folder.summary() if records and ends(records[-1]) else None
     return Story(
         run=str(folder.path),
         status=entry.status,
@@ -51,8 +53,9 @@ def read_story(folder: RunFolder) -> Story:
         plans=teller.plans,
         attempts=teller.attempts,
         best=teller.best,
-        spent=Spent.of(teller.replies, iterations=len(teller.attempts), seconds=wall_seconds(records)),
-        result=folder.summary(),
+        spent=Spent.of(teller.replies, iterations=teller.iterations, seconds=wall_seconds(records)),
+        result=result,
+        earlier=teller.earlier if result is None else None,
     )
 
 
@@ -67,6 +70,17 @@ class _Teller:
         self.attempts: list[Attempt] = []
         self.replies: list[ReplyRecord] = []
         self.best: int | None = None
+        self.ended: Result | None = None
+        """How it ended last."""
+        self.earlier: Result | None = None
+        """How it had ended before it was given more."""
+        self._candidates: set[int] = set()
+        """Numbers of programs that count against the limit."""
+
+    @property
+    def iterations(self) -> int:
+        """Candidates that were judged."""
+        return sum(attempt.number in self._candidates for attempt in self.attempts)
 
     def take(self, record: Record) -> None:
         """One record."""
@@ -81,10 +95,18 @@ class _Teller:
             case "plan":
                 plan = effects.Planned.model_validate(record.data).plan
                 self.plans += [plan] if plan else []
+            case "program":
+                coded = effects.Coded.model_validate(record.data)
+                self._candidates |= {coded.number} if coded.candidate else set()
             case "attempt":
                 attempt = Attempt.model_validate(record.data["attempt"])
                 self.attempts.append(attempt)
                 if record.data["leads"]:
                     self.best = attempt.number
+            case "result":
+                self.ended = Result.model_validate(record.data)
+                self.best = self.ended.number
+            case "extended":
+                self.earlier = self.ended
             case "reply":
                 self.replies.append(ReplyRecord.model_validate(record.data))

@@ -65,8 +65,8 @@ class Round:
     repairs: int
     may_refuse: bool
     """The Coder may say that nothing is to be gained by a step."""
-    insist: bool
-    """Equal failures are repaired again."""
+    chain: bool
+    """One program is changed round after round: equal failures are repaired again, and every round is a candidate."""
     attempts: list[Attempt]
     """All attempts before this round."""
     known: dict[str, Trial]
@@ -95,7 +95,9 @@ class Tried:
     feedback: Feedback
     problem: str
     repair: bool
-    """It repaired the one before, and is no new candidate."""
+    """It repaired the one before."""
+    candidate: bool
+    """It counts against the limit of candidates."""
 
 
 class Turn:
@@ -131,23 +133,23 @@ class Turn:
         self._enter(State.CODE, "")
         if self._cut():
             return False
-        repair = branch.repairing
-        coded = self._code()
+        repair, candidate = branch.repairing, self._is_candidate()
+        coded = self._code(candidate)
         if coded.budget:
             self.stopped = coded.budget
             return False
         if coded.refused:
-            self._refuse(coded, repair)
+            self._refuse(coded, repair, candidate)
             return False
         trial = self._trial(coded.number, coded.program) if coded.program is not None else None
         self._enter(State.VERIFY, f" program {coded.number:03d}")
         attempt, feedback, budget = self._judge(trial, coded)
-        self.tried.append(Tried(trial, attempt, feedback, coded.problem, repair))
+        self.tried.append(Tried(trial, attempt, feedback, coded.problem, repair, candidate))
         self.stopped = budget
         if trial is not None and trial.evaluation.passed:
             return False
         shared = self.shared
-        again = after_failure(branch, trial, feedback, shared.repairs, insist=shared.insist) == "repair"
+        again = after_failure(branch, trial, feedback, shared.repairs, insist=shared.chain) == "repair"
         self.lane.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": False})
         message = trial.evaluation.message if trial is not None else coded.problem
         self.shared.instruments.emit(events.AttemptFinished(attempt, False, self.lane.replaying, message))
@@ -155,12 +157,17 @@ class Turn:
             self.stopped = self._spent().exhausted(self.shared.limits.model_copy(update={"iterations": 0})) or ""
         return again and not self.stopped
 
-    def _refuse(self, coded: Coded, repair: bool) -> None:
+    def _is_candidate(self) -> bool:
+        """What is written next counts as one: no repair does, and beside a model no recipe, which is for nothing."""
+        shared, branch = self.shared, self.branch
+        return not (shared.mind.paid and branch.idea.by_recipes) and (shared.chain or not branch.repairing)
+
+    def _refuse(self, coded: Coded, repair: bool, candidate: bool) -> None:
         """The Coder wrote nothing, because nothing is to be gained: that is an attempt, with its reason."""
         branch = self.branch
         attempt = self._attempted(coded.number, "refused", None).model_copy(update={"diagnosis": coded.refused})
         feedback = Feedback(route="next", diagnosis=coded.refused, evidence="", suggestion="")
-        self.tried.append(Tried(None, attempt, feedback, "", repair))
+        self.tried.append(Tried(None, attempt, feedback, "", repair, candidate))
         after_refusal(branch)
         self.lane.note("attempt", {"attempt": attempt.model_dump(mode="json"), "leads": False})
         self.shared.instruments.emit(events.AttemptFinished(attempt, False, self.lane.replaying, coded.refused))
@@ -196,7 +203,7 @@ class Turn:
         self.lane.effect("cut", Cut, lambda: Cut(reason=self.shared.over))
         return True
 
-    def _code(self) -> Coded:
+    def _code(self, candidate: bool) -> Coded:
         shared, branch = self.shared, self.branch
         request = CodeRequest(
             task=shared.task,
@@ -224,12 +231,12 @@ class Turn:
                 number = shared.numbers.take()
                 shared.folder.save_program(number, program)
             except NoGain as error:
-                return Coded(number=shared.numbers.take(), refused=str(error))
+                return Coded(number=shared.numbers.take(), refused=str(error), candidate=candidate)
             except ProgramError as error:
-                return Coded(number=shared.numbers.take(), problem=str(error))
+                return Coded(number=shared.numbers.take(), problem=str(error), candidate=candidate)
             except BudgetExceeded as error:
-                return Coded(budget=str(error))
-            return Coded(number=number, program=program)
+                return Coded(budget=str(error), candidate=False)
+            return Coded(number=number, program=program, candidate=candidate)
 
         return self.lane.effect("program", Coded, produce)
 
