@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
@@ -145,6 +146,21 @@ def test_a_refusal_of_something_else_is_not_asked_for_in_a_shorter_length() -> N
         with pytest.raises(ModelAccessError, match="Unsupported"):
             coder(endpoint).coder.code(code_request())
         assert endpoint.count == 1
+
+
+def test_a_refusal_that_only_echoes_the_length_shortens_no_other_reply() -> None:
+    def script(request: Request, number: int) -> Answer:
+        if request.tools:
+            return status(
+                400, {"error": {"message": f"unknown field 'tools' in {{'max_tokens': {asked(endpoint)[-1]}}}"}}
+            )
+        return text(json.dumps(PLAN)) if "Planner" in request.text else text(CODER_REPLY)
+
+    with ScriptedEndpoint(script) as endpoint:
+        roles = coder(endpoint)
+        roles.planner.plan(plan_request())
+        roles.coder.code(code_request())
+        assert asked(endpoint)[-2:] == [8_000, 16_000]
 
 
 def test_the_users_length_is_asked_for_by_every_role_and_never_doubled() -> None:
