@@ -14,7 +14,7 @@ from stitchcuda.benchmark.log import NAME, Log, read_log
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
 from stitchcuda.benchmark.suite import items_of
 from stitchcuda.benchmark.sweep import Running, resume, start
-from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
+from stitchcuda.errors import ComputeError, InfrastructureError, ModelAccessError, RunError, StitchError
 from tests.benchmark.samples import record
 from tests.benchmark.test_suite import SOURCE
 
@@ -105,7 +105,9 @@ def test_an_item_at_which_the_machine_fails_each_time_stays_open(tasks: Path, tm
     assert "- b.0: the disk is full" in (tmp_path / "sweep" / "table.md").read_text()
 
 
-@pytest.mark.parametrize("error", [InfrastructureError("the GPU fell off the bus"), ModelAccessError("no answer")])
+@pytest.mark.parametrize(
+    "error", [InfrastructureError("the GPU fell off the bus"), ModelAccessError("no answer"), ComputeError("no device")]
+)
 def test_a_sweep_ends_where_item_after_item_fails(tasks: Path, tmp_path: Path, error: StitchError) -> None:
     class Dead(Worked):
         def work(self, item: Item, turn: int) -> Record:

@@ -106,6 +106,11 @@ def told(entries: Sequence[Entry], folder: Path) -> Sweep:
     for entry in entries:
         if entry.kind == "resumed":
             config = config.model_copy(update=entry.data.get("changed", {}))
+        elif entry.kind == "device":
+            config = config.model_copy(update={"device": entry.data["name"], "target": entry.data["target"]})
+    if config.device is None:  # a journal of a version that did not keep it
+        known = next((r.provenance["device"] for r in records.values() if r.provenance.get("device")), None)
+        config = config.model_copy(update={"device": known})
     reasons = {entry.data["item"]: str(entry.data["reason"]) for entry in entries if entry.kind == "failed"}
     return Sweep(
         config=config,

@@ -60,6 +60,9 @@ class SweepConfig(BaseModel):
     programs: str | None = Field(default=None, description="folder of programs that others made (suite score)")
 
     target: Literal["auto", "cuda", "cpu"] = Field(default="auto", description="what programs must run on")
+    device: str | None = Field(
+        default=None, description="exact name of the device that is measured on; None: not found yet"
+    )
     precision: Precision | None = Field(default=None, description="precision class; None: each task's own, else fp32")
     tier: Tier = Field(default="publish", description="tier of every number that is shown")
     seeds: int = Field(default=1, ge=1, le=100, description="independent runs of each task")

@@ -21,8 +21,9 @@ from stitchcuda.benchmark.measuring import Place
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
 from stitchcuda.benchmark.score import score_item
 from stitchcuda.benchmark.suite import absent_of, answers_to, items_of
-from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
-from stitchcuda.hardware.detect import detect, torch_version, usable_cores
+from stitchcuda.errors import ComputeError, InfrastructureError, ModelAccessError, RunError, StitchError
+from stitchcuda.hardware.detect import torch_version, usable_cores
+from stitchcuda.workflow.bench import find_kind
 from stitchcuda.workflow.events import Silent
 from stitchcuda.workflow.interruption import stopped_in_order
 from stitchcuda.workflow.records import NAME as RUN_JOURNAL
@@ -32,7 +33,8 @@ from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
 GRACE_SECONDS = 5.0
 """How long items at work are waited for when the sweep is asked to stop."""
 FAILURES = 3
-"""Items in a row that may fail since their model cannot be reached or the machine fails; then no further is begun."""
+"""Items in a row that may fail since their model or device cannot be reached or the machine fails; then no further one
+is begun."""
 
 Tell = Callable[[str], None]
 
@@ -44,8 +46,7 @@ def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
         raise RunError(f"{folder} holds a sweep already; go on with it by `stitchcuda bench resume {folder}`.")
     items = items_of(config)
     _check_access(config)
-    if config.compute == "local":
-        detect(config.target)
+    config = config.model_copy(update={"target": find_kind(config.compute, config.target)})
     with full_disk_is_an_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / SETTINGS, to_toml(config).encode())
@@ -126,10 +127,11 @@ class Running:
         threads = min(self.config.jobs, len(opened))
         try:
             with stopped_in_order(self.folder), self.place:
-                if threads <= 1:
-                    self._work()
-                else:
-                    self._side_by_side(threads)
+                if opened and self._find_device():
+                    if threads <= 1:
+                        self._work()
+                    else:
+                        self._side_by_side(threads)
         except (Stopped, KeyboardInterrupt):
             self.log.add("stopped", {"reason": "asked to"})
             self.write()
@@ -152,6 +154,18 @@ class Running:
             sweep = told(self.log.entries, self.folder)
             write_results(sweep, self.folder, table=markdown(sweep), report=page(sweep))
         return sweep
+
+    def _find_device(self) -> bool:
+        """Once for all items, and the same when the sweep is resumed: no table mixes machines. False where there is
+        none, with the problem kept."""
+        try:
+            device = self.place.device
+        except StitchError as error:
+            self.problem = error
+            return False
+        if self.config.device is None:
+            self.log.add("device", {"name": device.name, "target": device.target.kind})
+        return True
 
     def _side_by_side(self, count: int) -> None:
         """Threads of their own, all alive until the last is done, since a process that one has started ends with it."""
@@ -237,13 +251,13 @@ class Running:
         )
 
     def _failed(self, item: Item, error: StitchError) -> None:
-        """The item stays open. Others may fare better, but not where the model cannot be reached or the machine fails
-        again and again, or a run's folder is damaged."""
+        """The item stays open. Others may fare better, but not where the model or the place that measures cannot be
+        reached or the machine fails again and again, or a run's folder is damaged."""
         self.log.add("failed", {"item": item.id, "reason": str(error)})
         self.tell(f"{item.id}: {error}")
         if isinstance(error, RunError):
             self.problem = self.problem or error
-        if isinstance(error, (ModelAccessError, InfrastructureError)):
+        if isinstance(error, (ModelAccessError, InfrastructureError, ComputeError)):
             self.failures += 1
             if self.failures >= FAILURES:
                 self.problem = type(error)(

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from stitchcuda.errors import ComputeError, InfrastructureError, RunError, TaskError
+from stitchcuda.errors import ComputeError, DeviceError, InfrastructureError, RunError, TaskError
 from stitchcuda.evaluation.model import Evaluation, Tier, Timing
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -278,24 +278,44 @@ def open_bench(where: str, cache: Path, kind: Literal["cuda", "cpu"] = "cpu") ->
             yield ComputeBench(compute)
 
 
-def find_device(where: str, target: Literal["auto", "cuda", "cpu"]) -> Device:
-    """The device that runs there measure on; waits for a worker on a spool that has none yet.
+def find_kind(where: str, target: Literal["auto", "cuda", "cpu"]) -> Literal["cuda", "cpu"]:
+    """What ``target`` comes to there: ``auto`` is a GPU where one is to be had.
 
-    ``auto`` is a GPU where one is to be had. Raises DeviceError or ComputeError where there is none.
+    Raises DeviceError or ComputeError where that cannot be told, or is not on this machine.
     """
     from stitchcuda.hardware.detect import detect
 
     if where == "local":
-        return detect(target)
+        return detect(target).target.kind
+    if target != "auto":
+        return target
     with shared_compute(where) as compute:
-        if target == "auto":
-            kinds = compute.capacity().kinds
-            if not kinds:
-                raise ComputeError(
-                    f"nobody works at {where} yet, so what the target is cannot be told; say --target cuda or --target "
-                    "cpu, or start a worker first"
-                )
-            target = kinds[0]
-        found = ComputeBench(compute)._done("ceilings", _wanted(target)).device
+        kinds = compute.capacity().kinds
+    if not kinds:
+        raise ComputeError(
+            f"nobody works at {where} yet, so what the target is cannot be told; say --target cuda or --target cpu, or "
+            "start a worker first"
+        )
+    return kinds[0]
+
+
+def find_device(where: str, target: Literal["auto", "cuda", "cpu"], name: str = "") -> Device:
+    """The device that runs there measure on; waits for a worker on a spool that has none yet.
+
+    ``target`` as in ``find_kind``. ``name``: no other than this one. Raises DeviceError or ComputeError where there is
+    none.
+    """
+    from stitchcuda.hardware.detect import detect
+
+    if where == "local":
+        here = detect(target)
+        if name and here.name != name:
+            raise DeviceError(
+                f"everything so far was measured on '{name}', and this machine has '{here.name}': their times do not "
+                "compare. Go on where that device is, or start anew here."
+            )
+        return here
+    with shared_compute(where) as compute:
+        found = ComputeBench(compute)._done("ceilings", _wanted(find_kind(where, target), name)).device
     assert found is not None
     return found
