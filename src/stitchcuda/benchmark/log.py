@@ -24,8 +24,8 @@ from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
 NAME = "journal.jsonl"
 
 Kind = Literal["begun", "device", "item", "record", "failed", "stopped", "resumed", "ended"]
-"""begun: settings and items. device: what is measured on, found once. item: one is started. record: one is done. failed:
-the machine failed at one. stopped and resumed: of the sweep; ended: every item has a record."""
+"""begun: settings and items. device: what is measured on, found once. item: one is started. record: one is done.
+failed: the machine failed at one. stopped and resumed: of the sweep; ended: every item has a record."""
 
 
 @dataclass(frozen=True)

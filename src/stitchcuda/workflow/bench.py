@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from stitchcuda.errors import ComputeError, DeviceError, InfrastructureError, RunError, TaskError
+from stitchcuda.errors import ComputeError, DeviceError, InfrastructureError, NotMeasured, RunError, TaskError
 from stitchcuda.evaluation.model import Evaluation, Tier, Timing
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -211,7 +211,10 @@ class ComputeBench:
         return job.model_copy(update={"id": hashlib.sha256(name.encode()).hexdigest()[:32]})
 
     def _wait(self, job: Job) -> Outcome:
-        future = self.compute.submit(job)
+        try:
+            future = self.compute.submit(job)
+        except InfrastructureError as error:
+            raise NotMeasured(str(error)) from None
         try:
             return future.result()
         except BaseException:
@@ -225,6 +228,8 @@ class ComputeBench:
         match outcome.failure.reason:
             case "task":
                 raise TaskError(outcome.failure.message)
+            case "cancelled":
+                raise NotMeasured(outcome.failure.message)
             case "version_mismatch" | "no_device":
                 raise ComputeError(outcome.failure.message)
             case _:
