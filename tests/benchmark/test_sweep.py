@@ -119,6 +119,24 @@ def test_a_sweep_ends_where_item_after_item_fails(tasks: Path, tmp_path: Path, e
     assert read_sweep(tmp_path / "sweep").open["f.0"] == "not run yet"
 
 
+def test_a_task_that_did_not_run_is_tried_again_when_the_sweep_is_resumed(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crowded(Worked):
+        def work(self, item: Item, turn: int) -> Record:
+            if item.name == "b":
+                return record(item.name, item=item.id, status="not_runnable", message="it ran out of memory")
+            return super().work(item, turn)
+
+    first = begin(tasks, tmp_path / "sweep", Crowded)
+    assert first.complete
+    monkeypatch.setattr("stitchcuda.benchmark.sweep.Running", Worked)
+    again = resume(tmp_path / "sweep", tell=lambda line: None)
+    assert begun(tmp_path / "sweep").count("b.0") == 2
+    assert len(begun(tmp_path / "sweep")) == 7
+    assert [found.status for found in again.records] == ["correct"] * 6
+
+
 def test_no_item_is_begun_once_the_dollars_are_used(tasks: Path, tmp_path: Path) -> None:
     class Costly(Worked):
         def work(self, item: Item, turn: int) -> Record:

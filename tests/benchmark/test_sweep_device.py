@@ -14,7 +14,7 @@ from stitchcuda import compute
 from stitchcuda.benchmark.folder import read_sweep
 from stitchcuda.benchmark.model import SweepConfig
 from stitchcuda.benchmark.sweep import resume, start
-from stitchcuda.compute.model import Capacity, Job, JobFailure, Outcome
+from stitchcuda.compute.model import Capacity, FailureReason, Job, JobFailure, Outcome
 from stitchcuda.errors import ComputeError, InfrastructureError, StitchError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.model import Ceilings, Device
@@ -33,10 +33,10 @@ H200, A100, XEON = device("NVIDIA H200"), device("NVIDIA A100"), device("Xeon", 
 
 
 class Elsewhere:
-    """A place whose devices answer in turn; ``lost``: jobs of this kind find no machine that works."""
+    """A place whose devices answer in turn; jobs of the kind ``lost`` fail for that reason."""
 
-    def __init__(self, *devices: Device, lost: str = "") -> None:
-        self.devices, self.turn, self.lost = devices, cycle(devices or [H200]), lost
+    def __init__(self, *devices: Device, lost: str = "", reason: FailureReason = "worker_lost") -> None:
+        self.devices, self.turn, self.lost, self.reason = devices, cycle(devices or [H200]), lost, reason
         self.seen: list[Job] = []
 
     def submit(self, job: Job) -> Future[Outcome]:
@@ -46,7 +46,7 @@ class Elsewhere:
         if not fitting:
             future.set_result(self._failed(job, JobFailure(reason="no_device", message=f"no {job.wanted.name}")))
         elif job.kind == self.lost:
-            future.set_result(self._failed(job, JobFailure(reason="worker_lost", message="it died")))
+            future.set_result(self._failed(job, JobFailure(reason=self.reason, message="it failed")))
         else:
             answering = next(one for one in self.turn if one in fitting)
             future.set_result(self._done(job, answering))
@@ -144,3 +144,17 @@ def test_a_sweep_of_this_machine_is_not_gone_on_with_on_another(
     with pytest.raises(StitchError, match="measured on 'Xeon', and this machine has"):
         resume(tmp_path / "sweep", tell=quiet, changed={"compute": "local"})
     assert len(read_sweep(tmp_path / "sweep").open) == 6
+
+
+def test_a_task_that_is_tried_again_is_not_answered_from_what_was_said_before(
+    config: SweepConfig, tmp_path: Path, places: list[Elsewhere]
+) -> None:
+    places.append(Elsewhere(H200, lost="inspect", reason="task"))
+    first = start(config, tmp_path / "sweep", tell=quiet)
+    assert {found.status for found in first.records} == {"not_runnable"}
+    places.append(Elsewhere(H200))
+    again = resume(tmp_path / "sweep", tell=quiet)
+    assert {found.status for found in again.records} == {"nothing_correct"}
+    asked = [{job.id for job in place.seen if job.kind == "inspect"} for place in places]
+    assert len(asked[1]) == 6
+    assert asked[0].isdisjoint(asked[1])

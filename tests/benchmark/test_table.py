@@ -66,6 +66,12 @@ def test_tasks_without_a_program_are_said_before_any_number() -> None:
     assert table.index("Of 3 tasks asked for 2 have no program, and count nowhere: b, c.") < table.index("## Summary")
 
 
+def test_tasks_that_do_not_run_are_said_before_any_number() -> None:
+    lost = [record("b", status="not_runnable", seed=seed) for seed in range(2)]
+    table = markdown(sweep([record("a", 1.5), *lost]))
+    assert table.index("1 of 2 tasks do not run here and count nowhere") < table.index("## Summary")
+
+
 def test_an_unfinished_sweep_says_what_is_missing_and_why() -> None:
     table = markdown(sweep([record("a", 1.5)], still_open={"b.0": "the model gave no answer"}))
     assert "- incomplete: 1 of 2 items are done" in table

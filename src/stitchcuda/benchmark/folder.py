@@ -43,6 +43,12 @@ class Sweep(BaseModel):
     machine: dict[str, str] = Field(default_factory=dict, description="of whoever ran the sweep")
 
     @property
+    def todo(self) -> list[Item]:
+        """Open items, and those whose reference did not run: for that a busy machine may be to blame."""
+        failed = {record.item for record in self.records if not record.scored}
+        return [item for item in self.items if item.id in self.open or item.id in failed]
+
+    @property
     def mind(self) -> str:
         """Who wrote the programs."""
         if self.config.suite == "score":

@@ -66,6 +66,11 @@ def warnings(sweep: Sweep) -> list[str]:
         names = ", ".join(sweep.absent[:5]) + (", ..." if len(sweep.absent) > 5 else "")
         asked = len(sweep.absent) + len({item.task for item in sweep.items})
         told.append(f"Of {asked} tasks asked for {len(sweep.absent)} have no program, and count nowhere: {names}.")
+    if lost := {record.task for record in sweep.records if not record.scored}:
+        told.append(
+            f"{len(lost)} of {len({item.name for item in sweep.items})} tasks do not run here and count nowhere; "
+            "`bench resume` tries them again."
+        )
     solved = [r for r in records if r.solved]
     if sweep.config.model != RECIPES and (theirs := sum(r.author == RECIPES for r in solved)):
         told.append(

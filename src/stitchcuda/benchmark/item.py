@@ -74,6 +74,8 @@ def run_item(
                     device=device,
                 )
         except TaskError as error:
+            if begun is not None and not any(r.kind == "prepared" for r in read_records(begun.path / JOURNAL)[0]):
+                shutil.rmtree(begun.path)  # tried again, it is to be asked anew
             return failed(item, "not_runnable", str(error))
     run = _begun(place)
     assert run is not None

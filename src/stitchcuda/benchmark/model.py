@@ -21,7 +21,8 @@ Ending = Literal[
     "not_runnable",
 ]
 """What became of an item. correct: a program held in the final check and is not slower than eager; no_gain: it held and
-is slower; no_rewrite and nothing_correct: no program. not_runnable: the reference itself does not run here; not scored.
+is slower; no_rewrite and nothing_correct: no program. not_runnable: the reference itself does not run here; not scored,
+and tried again when the sweep is resumed, since a machine with no memory or time left for it looks the same.
 An item at which the machine failed has no ending: it stays open, and resuming the sweep tries it again."""
 
 SOLVED: frozenset[Ending] = frozenset({"correct", "no_gain"})

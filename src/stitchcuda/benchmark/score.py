@@ -42,6 +42,7 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Plac
             bench.use(task, facts, device)
             evaluation = bench.evaluate(program, config.tier)
     except TaskError as error:
+        (place / MARK).unlink(missing_ok=True)  # tried again, it is to be measured anew
         return failed(item, "not_runnable", str(error))
     if evaluation.status == "infrastructure_error":
         raise InfrastructureError(evaluation.message)

@@ -62,7 +62,8 @@ def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
 
 
 def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -> Sweep:
-    """Go on with a sweep: items that have a record are left alone, begun ones are gone on with.
+    """Go on with a sweep: items that have a record are left alone, begun ones are gone on with, and those whose
+    reference did not run are tried again.
 
     ``changed``: settings that may change on the way, such as ``jobs`` and ``usd``. Raises as ``start`` does, and
     RunError where the tasks have changed since.
@@ -73,10 +74,10 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
         if not log.entries:
             raise RunError(f"{folder} does not say what it is about; remove it and start the sweep anew.")
         sweep = told(log.entries, folder)
-        if not sweep.complete:
+        if sweep.todo:
             _unchanged(sweep)
             _check_access(sweep.config)
-        if changed or not sweep.complete:
+        if changed or sweep.todo:
             SweepConfig.checked(**(sweep.config.model_dump() | (changed or {})))
             log.add("resumed", {"changed": changed or {}})
         return Running(log, folder, tell).run()
@@ -85,8 +86,8 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
 def _unchanged(sweep: Sweep) -> None:
     """The tasks are still what they were."""
     now = {item.id: item.digest for item in items_of(sweep.config)}
-    for item in sweep.items:
-        if item.id in sweep.open and now.get(item.id) != item.digest:
+    for item in sweep.todo:
+        if now.get(item.id) != item.digest:
             raise RunError(
                 f"{item.task} is not what it was when the sweep began, so its results would not belong together. Put "
                 "it back, or start another sweep."
@@ -102,7 +103,7 @@ def _check_access(config: SweepConfig) -> None:
 
 
 class Running:
-    """One pass over the items that are open."""
+    """One pass over the items that are open or to be tried again."""
 
     def __init__(self, log: Log, folder: Path, tell: Tell) -> None:
         self.log, self.folder, self.tell = log, folder.resolve(), tell
@@ -115,13 +116,13 @@ class Running:
         self.excluded = answers_to(self.sweep.items)
         self.todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.guard = threading.RLock()
-        self.done = len(self.sweep.records)
+        self.done = len(self.sweep.items) - len(self.sweep.todo)
         self.failures = 0
         self.problem: BaseException | None = None
 
     def run(self) -> Sweep:
-        """All open items; results are written whatever happens."""
-        opened = [item for item in self.sweep.items if item.id in self.sweep.open]
+        """All items to be done; results are written whatever happens."""
+        opened = self.sweep.todo
         for item in opened:
             self.todo.put(item)
         threads = min(self.config.jobs, len(opened))
