@@ -190,3 +190,14 @@ def test_what_may_change_on_resuming_is_checked(tasks: Path, tmp_path: Path) -> 
         resume(tmp_path / "sweep", tell=lambda line: None, changed={"compute": "moon"})
     resume(tmp_path / "sweep", tell=lambda line: None, changed={"jobs": 5})
     assert read_sweep(tmp_path / "sweep").config.jobs == 5
+
+
+def test_a_spool_is_the_same_folder_wherever_the_sweep_is_resumed_from(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tasks)
+    assert SweepConfig.checked(suite="score", compute="spool:here").compute == f"spool:{tasks / 'here'}"
+    begin(tasks, tmp_path / "sweep", Worked)
+    resume(tmp_path / "sweep", tell=lambda line: None, changed={"compute": "spool:there"})
+    monkeypatch.chdir(tmp_path)
+    assert read_sweep(tmp_path / "sweep").config.compute == f"spool:{tasks / 'there'}"

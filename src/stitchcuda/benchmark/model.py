@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from stitchcuda.agents.budgets import BudgetName
 from stitchcuda.agents.schemes import Agents, Part
+from stitchcuda.compute import check_where
 from stitchcuda.errors import StitchError
 from stitchcuda.evaluation.model import Tier
 from stitchcuda.task.model import Precision
@@ -106,7 +107,10 @@ class SweepConfig(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> SweepConfig:
-        """Build from command-line values. Raises StitchError with one sentence when they are not usable."""
+        """Build from command-line values, a spool's folder made absolute. Raises StitchError with one sentence when they
+        are not usable."""
+        if "compute" in values:
+            values["compute"] = check_where(values["compute"])
         try:
             config = cls(**values)
         except ValidationError as error:

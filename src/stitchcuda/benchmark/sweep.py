@@ -78,8 +78,8 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
             _unchanged(sweep)
             _check_access(sweep.config)
         if changed or sweep.todo:
-            SweepConfig.checked(**(sweep.config.model_dump() | (changed or {})))
-            log.add("resumed", {"changed": changed or {}})
+            checked = SweepConfig.checked(**(sweep.config.model_dump() | (changed or {}))).model_dump(mode="json")
+            log.add("resumed", {"changed": {name: checked[name] for name in changed or {}}})
         return Running(log, folder, tell).run()
 
 
