@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from stitchcuda import __version__
 from stitchcuda.benchmark.folder import Sweep, load_results, read_sweep
 from stitchcuda.benchmark.log import NAME, Log, read_log
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
@@ -132,6 +133,7 @@ def test_a_task_that_did_not_run_is_tried_again_when_the_sweep_is_resumed(
     assert first.complete
     monkeypatch.setattr("stitchcuda.benchmark.sweep.Running", Worked)
     again = resume(tmp_path / "sweep", tell=lambda line: None)
+    assert again.resumed[0]["stitchcuda"] == __version__, "who went on with it is kept"
     assert begun(tmp_path / "sweep").count("b.0") == 2
     assert len(begun(tmp_path / "sweep")) == 7
     assert [found.status for found in again.records] == ["correct"] * 6

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from html.parser import HTMLParser
 
+import pytest
+
 from stitchcuda.benchmark.page import page
 from stitchcuda.benchmark.plot import speedup_svg
 from stitchcuda.benchmark.table import markdown
@@ -52,6 +54,39 @@ def test_a_mixture_is_said_before_any_number() -> None:
     table = markdown(mixed)
     assert "device: NVIDIA H200 (1), NVIDIA A100 (1)" in table
     assert table.index("Several devices took part") < table.index("## Summary")
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("torch", "2.12.0", "Several versions of torch"),
+        ("cuda", "12.8", "Several versions of CUDA"),
+        ("driver", "570.1", "Several versions of the driver"),
+        ("stitchcuda", "0.2.0", "Several versions of stitchcuda"),
+        ("confinement", "namespaces", "Several levels of confinement"),
+    ],
+)
+def test_every_mixture_of_what_measured_is_said(name: str, other: str, said: str) -> None:
+    table = markdown(sweep([record("a", 1.5), record("b", 2.0, provenance=PROVENANCE | {name: other})]))
+    assert table.index(f"**{said} took part.**") < table.index("## Summary")
+    assert other in table[: table.index("Several")]
+    assert "took part" not in markdown(sweep([record("a", 1.5), record("b", 2.0)]))
+
+
+def test_tiers_and_stock_options_that_differ_are_said() -> None:
+    fewer = record("b", 2.0, tier="screen", seconds={"program": 1e-3, "eager": 6e-3})
+    table = markdown(sweep([record("a", 1.5), fewer]))
+    assert "- stock options: CUDA graph (1 of 2), torch.compile (1 of 2), eager" in table
+    assert table.index("Not every stock option was measured beside every program") < table.index("## Summary")
+    assert "Several tiers took part" in table
+
+
+def test_everybody_who_ran_the_sweep_is_named() -> None:
+    later = {"stitchcuda": "0.1.0", "commit": "def456", "cores": "4"}
+    table = markdown(sweep([record("a", 1.5)]).model_copy(update={"resumed": [later, later]}))
+    assert "- stitchcuda: 0.1.0, commit abc123 and def456" in table
+    assert "- host: 4 cores" in table
+    assert "Several commits of stitchcuda took part" in table
 
 
 def test_programs_of_the_recipes_beside_a_model_are_told_apart() -> None:

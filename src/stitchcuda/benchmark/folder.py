@@ -40,7 +40,8 @@ class Sweep(BaseModel):
     complete: bool = False
     begun: str = Field(default="", description="UTC, ISO 8601")
     ended: str = Field(default="", description="of the newest line")
-    machine: dict[str, str] = Field(default_factory=dict, description="of whoever ran the sweep")
+    machine: dict[str, str] = Field(default_factory=dict, description="of whoever began the sweep")
+    resumed: list[dict[str, str]] = Field(default_factory=list, description="the same of each who went on with it")
 
     @property
     def todo(self) -> list[Item]:
@@ -128,6 +129,7 @@ def told(entries: Sequence[Entry], folder: Path) -> Sweep:
         begun=begun.at,
         ended=entries[-1].at,
         machine=dict(begun.data.get("machine", {})),
+        resumed=[e.data["machine"] for e in entries if e.kind == "resumed" and "machine" in e.data],
     )
 
 

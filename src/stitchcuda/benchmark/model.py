@@ -107,8 +107,8 @@ class SweepConfig(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> SweepConfig:
-        """Build from command-line values, a spool's folder made absolute. Raises StitchError with one sentence when they
-        are not usable."""
+        """Build from command-line values, a spool's folder made absolute. Raises StitchError with one sentence when
+        they are not usable."""
         if "compute" in values:
             values["compute"] = check_where(values["compute"])
         try:

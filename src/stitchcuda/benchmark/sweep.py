@@ -79,7 +79,8 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
             _check_access(sweep.config)
         if changed or sweep.todo:
             checked = SweepConfig.checked(**(sweep.config.model_dump() | (changed or {}))).model_dump(mode="json")
-            log.add("resumed", {"changed": {name: checked[name] for name in changed or {}}})
+            kept = {name: checked[name] for name in changed or {}}
+            log.add("resumed", {"changed": kept, "machine": machine()})
         return Running(log, folder, tell).run()
 
 
