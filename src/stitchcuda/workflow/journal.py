@@ -51,6 +51,8 @@ class Lane:
         self._journal = journal
         self._effects = effects
         self._node = "prepare#0"
+        self._idle = 0.0
+        """Seconds of the effect under way that its time leaves out."""
 
     @property
     def node(self) -> str:
@@ -101,9 +103,10 @@ class Lane:
             self.served += 1
             self.elapsed += record.seconds
             return value
+        self._idle = 0.0
         started = time.monotonic()
         value = produce()
-        seconds = round(time.monotonic() - started, 3)
+        seconds = round(max(0.0, time.monotonic() - started - self._idle), 3)
         data = json.loads(json.dumps(value.model_dump(mode="json")))
         value = model.model_validate(data)
         self._append(kind, data, seconds)
@@ -225,12 +228,21 @@ class Journal:
     @property
     def node(self) -> str:
         """The node that model requests of this thread belong to."""
-        active = _ACTIVE.get()
-        return active.node if active is not None and active._journal is self else self.main.node
+        return self._asking.node
 
     @node.setter
     def node(self, value: str) -> None:
         self.main.node = value
+
+    @property
+    def _asking(self) -> Lane:
+        """The lane that model requests of this thread belong to."""
+        active = _ACTIVE.get()
+        return active if active is not None and active._journal is self else self.main
+
+    def leave_out(self, seconds: float) -> None:
+        """So many seconds of the effect that this thread makes were a wait that is not the run's."""
+        self._asking._idle += seconds
 
     @property
     def elapsed(self) -> float:
