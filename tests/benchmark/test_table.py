@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
 
 import pytest
@@ -139,6 +140,25 @@ def test_the_page_is_whole_html_without_anything_from_elsewhere() -> None:
     assert not depth
     assert "a call raised &lt;KeyError&gt;" in text
     assert "NVIDIA H200" in text
+
+
+def plots(text: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+
+
+def test_a_task_is_drawn_where_it_counts_also_by_its_runs_that_found_no_label() -> None:
+    records = [record("apart", 2.0, labels=["stochastic"]), record("apart", 3.0, seed=1), record("counts", 1.5)]
+    main, apart = plots(page(sweep(records)))
+    assert "counts" in main
+    assert "apart" not in main
+    assert apart.count("apart") == 2
+
+
+def test_tasks_that_are_all_counted_apart_have_their_figures() -> None:
+    lone = sweep([record("a", 2.0, labels=["stochastic"])])
+    assert "| mean over best stock, failures as 0 | 2.00x |" in markdown(lone)
+    assert len(plots(page(lone))) == 1
+    assert "stochastic (apart)" in page(lone)
 
 
 def test_the_plot_has_a_bar_for_each_task_and_marks_failures() -> None:
