@@ -186,6 +186,19 @@ def test_a_task_that_was_changed_on_the_way_is_refused(tasks: Path, tmp_path: Pa
         resume(tmp_path / "sweep", tell=lambda line: None)
 
 
+def test_a_program_that_was_generated_anew_on_the_way_is_refused(tasks: Path, tmp_path: Path) -> None:
+    class Broken(Worked):
+        def work(self, item: Item, turn: int) -> Record:
+            raise InfrastructureError("lost")
+
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(SOURCE.format("relu").replace("Model", "ModelNew"))
+    begin(tasks, tmp_path / "sweep", Broken, suite="score", programs=str(tmp_path))
+    (tmp_path / "b.py").write_text(SOURCE.format("tanh").replace("Model", "ModelNew"))
+    with pytest.raises(RunError, match=r"b\.py is not what it was"):
+        resume(tmp_path / "sweep", tell=lambda line: None)
+
+
 def test_what_may_change_on_resuming_is_checked(tasks: Path, tmp_path: Path) -> None:
     begin(tasks, tmp_path / "sweep", Worked)
     with pytest.raises(StitchError, match="unknown compute"):

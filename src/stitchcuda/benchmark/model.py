@@ -155,6 +155,7 @@ class Item(BaseModel):
     fingerprint: str = Field(default="", description="of the same task however it is worded; see knowledge.fingerprint")
     seed: int = Field(default=0, ge=0, description="number of the repetition")
     program: str | None = Field(default=None, description="PROGRAM to be scored")
+    program_digest: str = Field(default="", description="of it; '' in sweeps of versions that did not keep it")
 
     @property
     def id(self) -> str:

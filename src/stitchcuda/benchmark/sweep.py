@@ -66,7 +66,7 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
     reference did not run are tried again.
 
     ``changed``: settings that may change on the way, such as ``jobs`` and ``usd``. Raises as ``start`` does, and
-    RunError where the tasks have changed since.
+    RunError where the tasks or programs have changed since.
     """
     if not (folder / NAME).is_file():
         raise RunError(f"{folder} is not a sweep: it has no {NAME}.")
@@ -85,13 +85,17 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
 
 
 def _unchanged(sweep: Sweep) -> None:
-    """The tasks are still what they were."""
-    now = {item.id: item.digest for item in items_of(sweep.config)}
+    """The tasks, and the programs of others, are still what they were."""
+    now = {item.id: item for item in items_of(sweep.config)}
     for item in sweep.todo:
-        if now.get(item.id) != item.digest:
+        found = now.get(item.id)
+        changed = item.task if found is None or found.digest != item.digest else None
+        if found is not None and item.program_digest not in ("", found.program_digest):
+            changed = item.program
+        if changed is not None:
             raise RunError(
-                f"{item.task} is not what it was when the sweep began, so its results would not belong together. Put "
-                "it back, or start another sweep."
+                f"{changed} is not what it was when the sweep began, so its results would not belong together. Put it "
+                "back, or start another sweep."
             )
 
 
