@@ -80,7 +80,7 @@ def warnings(sweep: Sweep) -> list[str]:
     if lost := {record.task for record in sweep.records if not record.scored}:
         told.append(
             f"{len(lost)} of {len({item.name for item in sweep.items})} tasks do not run here and count nowhere; "
-            "`bench resume` tries them again."
+            "bench resume tries them again."
         )
     solved = [r for r in records if r.solved]
     if any(count < len(solved) for count in _stock_counts(solved).values()):
