@@ -158,3 +158,17 @@ def test_a_task_that_is_tried_again_is_not_answered_from_what_was_said_before(
     asked = [{job.id for job in place.seen if job.kind == "inspect"} for place in places]
     assert len(asked[1]) == 6
     assert asked[0].isdisjoint(asked[1])
+
+
+def test_a_run_whose_task_did_not_run_is_begun_anew(
+    config: SweepConfig, tmp_path: Path, places: list[Elsewhere]
+) -> None:
+    runs = config.model_copy(update={"suite": "folder", "programs": None})
+    places.append(Elsewhere(H200, lost="inspect"))
+    with pytest.raises(InfrastructureError):
+        start(runs, tmp_path / "sweep", tell=quiet)
+    places.append(Elsewhere(H200, lost="inspect", reason="task"))
+    assert {found.status for found in resume(tmp_path / "sweep", tell=quiet).records} == {"not_runnable"}
+    resume(tmp_path / "sweep", tell=quiet)
+    asked = [job.id for job in places[-1].seen if job.kind == "inspect"]
+    assert len(asked) == len(set(asked)) == 12
