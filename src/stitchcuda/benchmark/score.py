@@ -36,7 +36,7 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Plac
         task = load_task(item.task, target=device.target, root=root, precision=config.precision)
         with measuring.bench(place) as bench:
             if isinstance(bench, ComputeBench):
-                bench.of_run(_mark(place / MARK))
+                bench.of_run(_mark(place / MARK), device.name)
             facts = bench.inspect(task)
             device = bench.ceilings(device)
             bench.use(task, facts, device)

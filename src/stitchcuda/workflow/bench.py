@@ -144,18 +144,19 @@ class ComputeBench:
         self.compute = compute
         self._settings = settings
         self._about: tuple[Task, TaskFacts, Device] | None = None
-        self._run = ""
+        self._run = self._device = ""
         self._asked: Counter[str] = Counter()
         self._naming = threading.Lock()
 
-    def of_run(self, run: str) -> None:
+    def of_run(self, run: str, device: str = "") -> None:
         """Name jobs by the run, what they ask, and how often that was asked: a run that was killed and is resumed finds
-        on a spool what was measured meanwhile, instead of having it measured twice."""
-        self._run = run
+        on a spool what was measured meanwhile, instead of having it measured twice. ``device``: the name of the one
+        that the run measures on, where its task is to fit too."""
+        self._run, self._device = run, device
 
     def inspect(self, task: Task) -> TaskFacts:
         """Run the reference once, there."""
-        facts = self._done("inspect", _wanted(task.target.kind), task=task).facts
+        facts = self._done("inspect", _wanted(task.target.kind, self._device), task=task).facts
         assert facts is not None
         return facts
 

@@ -199,7 +199,8 @@ def _drive(
             bench = stack.enter_context(open_bench(config.compute, data_folder(), begun.device.target.kind))
         if isinstance(bench, ComputeBench):
             # A run that goes on after its end measures anew.
-            bench.of_run(f"{journal.mark} {len(journal.opened('extended')) + (more is not None)}")
+            mark = f"{journal.mark} {len(journal.opened('extended')) + (more is not None)}"
+            bench.of_run(mark, begun.device.name)
         if not config.looks_up or not begun.config.get("knowledge"):
             librarian = None
         elif librarian is None:
