@@ -76,6 +76,11 @@ class InfrastructureError(StitchError):
     exit_code = 1
 
 
+class NotMeasured(InfrastructureError):
+    """The place that measures was closed, as when a run is interrupted, or took no job: nothing is known of what was
+    to be measured."""
+
+
 class ComputeError(StitchError):
     """A place where evaluations run cannot be used: no spool, one of another format, a cluster that does not answer."""
 

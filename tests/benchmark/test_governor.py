@@ -12,6 +12,7 @@ from stitchcuda.agents.roles import ReplyRecord, RequestKey
 from stitchcuda.benchmark.governor import USUAL_TOKENS, Governor, Stopped
 from stitchcuda.benchmark.measuring import measured_seconds
 from stitchcuda.errors import SweepSpent
+from stitchcuda.workflow.effects import Cut
 from stitchcuda.workflow.journal import Journal
 from tests.workflow.world import ToyMind, config, go, idea, new_folder
 
@@ -28,6 +29,25 @@ def test_requests_wait_for_room_in_the_minute() -> None:
     for _ in range(2):
         governor.admit()
     assert time.monotonic() - began >= 0.45
+
+
+@pytest.mark.parametrize("lane", ["", "b1.1"])
+def test_a_wait_for_room_is_none_of_the_runs_time(tmp_path: Path, lane: str) -> None:
+    governor = Governor(tokens_per_minute=60 * USUAL_TOKENS * 4)
+    governor._room = 0.0
+    folder = new_folder(tmp_path, config())
+    with Journal.open(folder.path) as journal:
+        where = journal.lane(lane) if lane else journal.main
+
+        def produce() -> Cut:
+            assert governor.over(journal).find(reply(0).key) is None
+            time.sleep(0.1)
+            return Cut(reason="")
+
+        began = time.monotonic()
+        with where.active():
+            where.effect("cut", Cut, produce)
+        assert 0.1 <= where.elapsed <= time.monotonic() - began - 0.2
 
 
 def test_what_a_request_took_beyond_what_was_thought_is_paid_back_by_waiting() -> None:

@@ -110,6 +110,13 @@ def test_an_unknown_price_makes_the_sum_unknown_not_zero() -> None:
     assert main.tokens == 5
 
 
+def test_a_group_in_which_nothing_was_solved_has_zeros_and_no_blanks() -> None:
+    found = summarise([record("a", 2.0, group="level 1"), record("b", group="level 2")]).groups[1]
+    assert [one.over for one in found.speedups] == ["over_best", "eager", "compile"]
+    assert [one.mean.value for one in found.speedups] == [0.0, 0.0, 0.0]
+    assert [one.over for one in summarise([record("b")]).main.speedups] == ["over_best"]
+
+
 def test_levels_stand_beside_each_other() -> None:
     found = summarise([record("a", 2.0, group="level 1"), record("b", group="level 2")])
     assert [(group.name, group.success and group.success.value) for group in found.groups] == [

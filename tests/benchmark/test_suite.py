@@ -138,6 +138,19 @@ def test_programs_are_found_by_the_names_of_their_tasks(root: Path, tmp_path: Pa
         items_of(SweepConfig.checked(suite="score", root=str(root), levels=[1], programs=str(tmp_path / "runs")))
 
 
+def test_a_bare_number_names_a_task_of_one_level_only(root: Path, tmp_path: Path) -> None:
+    programs = tmp_path / "programs"
+    (programs / "level3").mkdir(parents=True)
+    (programs / "1.py").write_text("")
+    one = SweepConfig.checked(suite="score", root=str(root), levels=[1], programs=str(programs))
+    assert [item.task for item in items_of(one)] == ["kernelbench:1/1"]
+    two = one.model_copy(update={"levels": [1, 3]})
+    with pytest.raises(StitchError, match="has a task's name"):
+        items_of(two)
+    (programs / "level3" / "1.py").write_text("")
+    assert [item.task for item in items_of(two)] == ["kernelbench:3/1"]
+
+
 def test_a_sweep_is_never_shown_what_won_on_its_own_tasks(tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "mlp.py").write_text(MLP)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from stitchcuda import __version__
 from stitchcuda.benchmark.folder import Sweep, load_results, read_sweep
 from stitchcuda.benchmark.log import NAME, Log, read_log
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
 from stitchcuda.benchmark.suite import items_of
 from stitchcuda.benchmark.sweep import Running, resume, start
-from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
+from stitchcuda.errors import ComputeError, InfrastructureError, ModelAccessError, RunError, StitchError
 from tests.benchmark.samples import record
 from tests.benchmark.test_suite import SOURCE
 
@@ -105,7 +106,9 @@ def test_an_item_at_which_the_machine_fails_each_time_stays_open(tasks: Path, tm
     assert "- b.0: the disk is full" in (tmp_path / "sweep" / "table.md").read_text()
 
 
-@pytest.mark.parametrize("error", [InfrastructureError("the GPU fell off the bus"), ModelAccessError("no answer")])
+@pytest.mark.parametrize(
+    "error", [InfrastructureError("the GPU fell off the bus"), ModelAccessError("no answer"), ComputeError("no device")]
+)
 def test_a_sweep_ends_where_item_after_item_fails(tasks: Path, tmp_path: Path, error: StitchError) -> None:
     class Dead(Worked):
         def work(self, item: Item, turn: int) -> Record:
@@ -115,6 +118,25 @@ def test_a_sweep_ends_where_item_after_item_fails(tasks: Path, tmp_path: Path, e
         begin(tasks, tmp_path / "sweep", Dead)
     assert begun(tmp_path / "sweep") == ["a.0", "b.0", "c.0"]
     assert read_sweep(tmp_path / "sweep").open["f.0"] == "not run yet"
+
+
+def test_a_task_that_did_not_run_is_tried_again_when_the_sweep_is_resumed(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Crowded(Worked):
+        def work(self, item: Item, turn: int) -> Record:
+            if item.name == "b":
+                return record(item.name, item=item.id, status="not_runnable", message="it ran out of memory")
+            return super().work(item, turn)
+
+    first = begin(tasks, tmp_path / "sweep", Crowded)
+    assert first.complete
+    monkeypatch.setattr("stitchcuda.benchmark.sweep.Running", Worked)
+    again = resume(tmp_path / "sweep", tell=lambda line: None)
+    assert again.resumed[0]["stitchcuda"] == __version__, "who went on with it is kept"
+    assert begun(tmp_path / "sweep").count("b.0") == 2
+    assert len(begun(tmp_path / "sweep")) == 7
+    assert [found.status for found in again.records] == ["correct"] * 6
 
 
 def test_no_item_is_begun_once_the_dollars_are_used(tasks: Path, tmp_path: Path) -> None:
@@ -164,9 +186,33 @@ def test_a_task_that_was_changed_on_the_way_is_refused(tasks: Path, tmp_path: Pa
         resume(tmp_path / "sweep", tell=lambda line: None)
 
 
+def test_a_program_that_was_generated_anew_on_the_way_is_refused(tasks: Path, tmp_path: Path) -> None:
+    class Broken(Worked):
+        def work(self, item: Item, turn: int) -> Record:
+            raise InfrastructureError("lost")
+
+    for name in "ab":
+        (tmp_path / f"{name}.py").write_text(SOURCE.format("relu").replace("Model", "ModelNew"))
+    begin(tasks, tmp_path / "sweep", Broken, suite="score", programs=str(tmp_path))
+    (tmp_path / "b.py").write_text(SOURCE.format("tanh").replace("Model", "ModelNew"))
+    with pytest.raises(RunError, match=r"b\.py is not what it was"):
+        resume(tmp_path / "sweep", tell=lambda line: None)
+
+
 def test_what_may_change_on_resuming_is_checked(tasks: Path, tmp_path: Path) -> None:
     begin(tasks, tmp_path / "sweep", Worked)
     with pytest.raises(StitchError, match="unknown compute"):
         resume(tmp_path / "sweep", tell=lambda line: None, changed={"compute": "moon"})
     resume(tmp_path / "sweep", tell=lambda line: None, changed={"jobs": 5})
     assert read_sweep(tmp_path / "sweep").config.jobs == 5
+
+
+def test_a_spool_is_the_same_folder_wherever_the_sweep_is_resumed_from(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tasks)
+    assert SweepConfig.checked(suite="score", compute="spool:here").compute == f"spool:{tasks / 'here'}"
+    begin(tasks, tmp_path / "sweep", Worked)
+    resume(tmp_path / "sweep", tell=lambda line: None, changed={"compute": "spool:there"})
+    monkeypatch.chdir(tmp_path)
+    assert read_sweep(tmp_path / "sweep").config.compute == f"spool:{tasks / 'there'}"

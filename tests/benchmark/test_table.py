@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from html.parser import HTMLParser
+
+import pytest
 
 from stitchcuda.benchmark.page import page
 from stitchcuda.benchmark.plot import speedup_svg
@@ -54,6 +57,39 @@ def test_a_mixture_is_said_before_any_number() -> None:
     assert table.index("Several devices took part") < table.index("## Summary")
 
 
+@pytest.mark.parametrize(
+    ("name", "other", "said"),
+    [
+        ("torch", "2.12.0", "Several versions of torch"),
+        ("cuda", "12.8", "Several versions of CUDA"),
+        ("driver", "570.1", "Several versions of the driver"),
+        ("stitchcuda", "0.2.0", "Several versions of stitchcuda"),
+        ("confinement", "namespaces", "Several levels of confinement"),
+    ],
+)
+def test_every_mixture_of_what_measured_is_said(name: str, other: str, said: str) -> None:
+    table = markdown(sweep([record("a", 1.5), record("b", 2.0, provenance=PROVENANCE | {name: other})]))
+    assert table.index(f"**{said} took part.**") < table.index("## Summary")
+    assert other in table[: table.index("Several")]
+    assert "took part" not in markdown(sweep([record("a", 1.5), record("b", 2.0)]))
+
+
+def test_tiers_and_stock_options_that_differ_are_said() -> None:
+    fewer = record("b", 2.0, tier="screen", seconds={"program": 1e-3, "eager": 6e-3})
+    table = markdown(sweep([record("a", 1.5), fewer]))
+    assert "- stock options: CUDA graph (1 of 2), torch.compile (1 of 2), eager" in table
+    assert table.index("Not every stock option was measured beside every program") < table.index("## Summary")
+    assert "Several tiers took part" in table
+
+
+def test_everybody_who_ran_the_sweep_is_named() -> None:
+    later = {"stitchcuda": "0.1.0", "commit": "def456", "cores": "4"}
+    table = markdown(sweep([record("a", 1.5)]).model_copy(update={"resumed": [later, later]}))
+    assert "- stitchcuda: 0.1.0, commit abc123 and def456" in table
+    assert "- host: 4 cores" in table
+    assert "Several commits of stitchcuda took part" in table
+
+
 def test_programs_of_the_recipes_beside_a_model_are_told_apart() -> None:
     records = [record("a", 1.5, author="recipes"), record("b", 2.0, author="openai:x"), record("c", author="")]
     assert "Of 2 accepted programs 1 are not the model's but the recipes'" in markdown(sweep(records, model="openai:x"))
@@ -64,6 +100,12 @@ def test_programs_of_the_recipes_beside_a_model_are_told_apart() -> None:
 def test_tasks_without_a_program_are_said_before_any_number() -> None:
     table = markdown(sweep([record("a", 1.5)], suite="score").model_copy(update={"absent": ["b", "c"]}))
     assert table.index("Of 3 tasks asked for 2 have no program, and count nowhere: b, c.") < table.index("## Summary")
+
+
+def test_tasks_that_do_not_run_are_said_before_any_number() -> None:
+    lost = [record("b", status="not_runnable", seed=seed) for seed in range(2)]
+    table = markdown(sweep([record("a", 1.5), *lost]))
+    assert table.index("1 of 2 tasks do not run here and count nowhere") < table.index("## Summary")
 
 
 def test_an_unfinished_sweep_says_what_is_missing_and_why() -> None:
@@ -98,6 +140,25 @@ def test_the_page_is_whole_html_without_anything_from_elsewhere() -> None:
     assert not depth
     assert "a call raised &lt;KeyError&gt;" in text
     assert "NVIDIA H200" in text
+
+
+def plots(text: str) -> list[str]:
+    return re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+
+
+def test_a_task_is_drawn_where_it_counts_also_by_its_runs_that_found_no_label() -> None:
+    records = [record("apart", 2.0, labels=["stochastic"]), record("apart", 3.0, seed=1), record("counts", 1.5)]
+    main, apart = plots(page(sweep(records)))
+    assert "counts" in main
+    assert "apart" not in main
+    assert apart.count("apart") == 2
+
+
+def test_tasks_that_are_all_counted_apart_have_their_figures() -> None:
+    lone = sweep([record("a", 2.0, labels=["stochastic"])])
+    assert "| mean over best stock, failures as 0 | 2.00x |" in markdown(lone)
+    assert len(plots(page(lone))) == 1
+    assert "stochastic (apart)" in page(lone)
 
 
 def test_the_plot_has_a_bar_for_each_task_and_marks_failures() -> None:

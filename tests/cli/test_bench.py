@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stitchcuda.cli.bench import _usual_jobs as usual_jobs
+from stitchcuda.compute.model import Outcome
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
 from stitchcuda.hardware.detect import detect
 from tests.cli.world import GOOD, TASK, WRONG, command, environment, in_turn, script, stitchcuda
@@ -164,16 +165,20 @@ def test_what_cannot_be_run_is_said_before_anything_is_begun(tmp_path: Path, cac
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.parametrize("known", [False, True], ids=["while it waits for a device", "while items wait"])
 def test_a_sweep_that_is_asked_to_stop_ends_soon_and_says_how_to_go_on(
-    tasks: Path, tmp_path: Path, cache: Path
+    tasks: Path, tmp_path: Path, cache: Path, known: bool
 ) -> None:
     line = command("bench", "folder", tasks, *SCREEN, "--compute", "spool:nobody", "--jobs", "2", "--out", "sweep")
     process = subprocess.Popen(
         line, cwd=tmp_path, env=environment(cache), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
     journal = tmp_path / "sweep" / "journal.jsonl"
-    while len(of_kind(journal, "item")) < 2:
+    jobs = tmp_path / "nobody" / "jobs"
+    while len(of_kind(journal, "item")) < 2 if known else not any(jobs.glob("*")):
         assert process.poll() is None, "ended although nobody does its work"
+        if known:
+            _tell_device(jobs.parent)
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
     _, told = process.communicate(timeout=120)
@@ -181,6 +186,19 @@ def test_a_sweep_that_is_asked_to_stop_ends_soon_and_says_how_to_go_on(
     assert "go on with: stitchcuda bench resume sweep" in told
     assert of_kind(journal, "stopped")
     assert "3 of 3" in (tmp_path / "sweep" / "table.md").read_text()
+
+
+def _tell_device(folder: Path) -> None:
+    """As a worker would that is gone afterwards."""
+    if not (folder / "spool.json").is_file():
+        return
+    with closing(SpoolFolder(folder)) as spool:
+        for entry in spool.listed("jobs"):
+            claim = spool.claim(entry, "gone")
+            assert claim is not None
+            job = spool.read(claim)
+            if job.kind == "ceilings":
+                spool.finish(Outcome(job=job.id, kind=job.kind, device=detect("cpu")), claim)
 
 
 def test_a_sweep_keeps_the_workers_of_a_spool_busy(tmp_path: Path) -> None:

@@ -11,9 +11,11 @@ import pytest
 from stitchcuda.compute.model import Job, Outcome
 from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_folder import SpoolFolder
-from stitchcuda.errors import InfrastructureError
+from stitchcuda.errors import InfrastructureError, NotMeasured
 from stitchcuda.workflow.bench import ComputeBench
-from tests.workflow.world import TASK
+from stitchcuda.workflow.instruments import Instruments
+from stitchcuda.workflow.journal import Journal
+from tests.workflow.world import DEVICE, FACTS, TASK, Ear, config, new_folder, program
 
 
 class Stopped(SpoolCompute):
@@ -59,3 +61,16 @@ def test_what_a_run_asks_for_again_is_measured_again(tmp_path: Path) -> None:
         compute.close()
     assert all(isinstance(one.exception(), InfrastructureError) for one in asking)
     assert len(SpoolFolder(spool).listed("jobs")) == 2
+
+
+def test_a_profile_that_an_interrupt_ended_is_taken_when_the_run_goes_on(tmp_path: Path) -> None:
+    """The place closes while the profile is waited for, and is closed when the next is asked for."""
+    bench = ComputeBench(Stopped(tmp_path / "spool"))
+    bench.use(TASK, FACTS, DEVICE)
+    folder = new_folder(tmp_path / "runs", config())
+    with Journal.open(folder.path) as journal:
+        instruments = Instruments(bench, None, folder, Ear())
+        for _ in range(2):
+            with pytest.raises(NotMeasured):
+                instruments.profiled(journal.main, "001", program("correct 1.5"))
+        assert journal.last("profile") is None

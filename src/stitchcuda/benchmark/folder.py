@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
+import tempfile
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stitchcuda.benchmark.log import NAME, Entry, read_log
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
+from stitchcuda.compute.folders import data_folder
 from stitchcuda.errors import RunError
 from stitchcuda.workflow.result import finite
 from stitchcuda.workflow.storage import write_whole
@@ -40,7 +44,14 @@ class Sweep(BaseModel):
     complete: bool = False
     begun: str = Field(default="", description="UTC, ISO 8601")
     ended: str = Field(default="", description="of the newest line")
-    machine: dict[str, str] = Field(default_factory=dict, description="of whoever ran the sweep")
+    machine: dict[str, str] = Field(default_factory=dict, description="of whoever began the sweep")
+    resumed: list[dict[str, str]] = Field(default_factory=list, description="the same of each who went on with it")
+
+    @property
+    def todo(self) -> list[Item]:
+        """Open items, and those whose reference did not run: for that a busy machine may be to blame."""
+        failed = {record.item for record in self.records if not record.scored}
+        return [item for item in self.items if item.id in self.open or item.id in failed]
 
     @property
     def mind(self) -> str:
@@ -106,6 +117,11 @@ def told(entries: Sequence[Entry], folder: Path) -> Sweep:
     for entry in entries:
         if entry.kind == "resumed":
             config = config.model_copy(update=entry.data.get("changed", {}))
+        elif entry.kind == "device":
+            config = config.model_copy(update={"device": entry.data["name"], "target": entry.data["target"]})
+    if config.device is None:  # a journal of a version that did not keep it
+        known = next((r.provenance["device"] for r in records.values() if r.provenance.get("device")), None)
+        config = config.model_copy(update={"device": known})
     reasons = {entry.data["item"]: str(entry.data["reason"]) for entry in entries if entry.kind == "failed"}
     return Sweep(
         config=config,
@@ -117,20 +133,22 @@ def told(entries: Sequence[Entry], folder: Path) -> Sweep:
         begun=begun.at,
         ended=entries[-1].at,
         machine=dict(begun.data.get("machine", {})),
+        resumed=[e.data["machine"] for e in entries if e.kind == "resumed" and "machine" in e.data],
     )
 
 
 def write_results(sweep: Sweep, folder: Path, *, table: str, report: str) -> None:
     """``results.json``, ``table.md`` and ``report.html``: each whole or absent."""
-    data: Any = finite(public(sweep).model_dump(mode="json"))
+    data: Any = finite(public(sweep, folder).model_dump(mode="json"))
     write_whole(folder / RESULTS, (json.dumps(data, indent=1) + "\n").encode())
     write_whole(folder / TABLE, table.encode())
     write_whole(folder / REPORT, report.encode())
 
 
-def public(sweep: Sweep) -> Sweep:
-    """The sweep without this machine's paths, as it can be handed on; the journal keeps them."""
+def public(sweep: Sweep, folder: Path) -> Sweep:
+    """The sweep in ``folder`` without this machine's paths, as it can be handed on; the journal keeps them."""
     config = sweep.config
+    plain = _without_roots(sweep, folder)
 
     def last(path: str | None) -> str | None:
         return Path(path).name if path else path
@@ -146,11 +164,36 @@ def public(sweep: Sweep) -> Sweep:
         )
 
     items = [i.model_copy(update={"task": named(i.task), "program": last(i.program)}) for i in sweep.items]
-    records = [r.model_copy(update={"origin": named(r.origin)}) for r in sweep.records]
+    records = [
+        r.model_copy(update={"origin": named(r.origin), "message": plain(r.message), "stopped": plain(r.stopped)})
+        for r in sweep.records
+    ]
     kept = {name: last(getattr(config, name)) for name in ("root", "folder", "programs")}
     if config.compute.startswith("spool:"):
         kept["compute"] = "spool"
-    return sweep.model_copy(update={"config": config.model_copy(update=kept), "items": items, "records": records})
+    return sweep.model_copy(
+        update={
+            "config": config.model_copy(update=kept),
+            "items": items,
+            "records": records,
+            "open": {item: plain(reason) for item, reason in sweep.open.items()},
+        }
+    )
+
+
+def _without_roots(sweep: Sweep, folder: Path) -> Callable[[str], str]:
+    """Shortens the paths in a sentence: of a folder that the sweep knows its name stays, of the user's ``~``."""
+    config = sweep.config
+    given = [config.root, config.folder, config.programs, config.compute.removeprefix("spool:")]
+    given += [str(Path(item.task).parent) for item in sweep.items if Path(item.task).is_absolute()]
+    roots = [folder, data_folder(), Path(tempfile.gettempdir()), Path(sys.prefix), Path(__file__).parents[1]]
+    roots += [Path(text) for text in given if text and Path(text).is_absolute()]
+    names = {str(path): root.name for root in roots for path in (root.absolute(), root.resolve())}
+    names.setdefault(str(Path.home()), "~")
+    names.pop("/", None)
+    longest = sorted(names, key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w./-])({'|'.join(map(re.escape, longest))})(?![\w-])")
+    return lambda text: pattern.sub(lambda found: names[found[1]], text)
 
 
 def load_results(path: Path) -> Sweep:

@@ -102,10 +102,12 @@ class Paced:
         return self._journal.worked()
 
     def find(self, key: RequestKey) -> ReplyRecord | None:
-        """A reply that is there, or leave to ask for it."""
+        """A reply that is there, or leave to ask for it; the wait for that uses up none of the run's own time."""
         found = self._journal.find(key)
         if found is None:
+            began = time.monotonic()
             self._taken[key] = self._governor.admit()
+            self._journal.leave_out(time.monotonic() - began)
         return found
 
     def append(self, record: ReplyRecord) -> None:

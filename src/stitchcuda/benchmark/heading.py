@@ -20,12 +20,20 @@ STOCK = {
 }
 """Stock options as people call them."""
 
+MIXED = {
+    "torch": "versions of torch",
+    "cuda": "versions of CUDA",
+    "driver": "versions of the driver",
+    "stitchcuda": "versions of stitchcuda",
+    "confinement": "levels of confinement",
+}
+"""Of a record's provenance, what a table should have one of."""
+
 
 def heading(sweep: Sweep) -> list[tuple[str, str]]:
     """Name and value of everything that the numbers below rest on. What differs between records is said with counts."""
     records = [record for record in sweep.records if record.scored]
     solved = [record for record in records if record.solved]
-    stock = unique(name for record in solved for name in record.seconds if name != "program")
     lines = [
         ("suite", sweep.about),
         ("programs by", sweep.mind),
@@ -33,11 +41,11 @@ def heading(sweep: Sweep) -> list[tuple[str, str]]:
         ("driver, CUDA, torch", _versions(records)),
         ("precision class", _several(str(r.precision) for r in records if r.precision)),
         ("tier", _tier(solved, sweep)),
-        ("stock options", ", ".join(STOCK.get(name, name) for name in stock) or "none measured yet"),
+        ("stock options", _stock(solved) or "none measured yet"),
         ("runs of each task", str(1 + max((item.seed for item in sweep.items), default=0))),
         ("confinement", _several(_of(records, "confinement"))),
         (_host_name(sweep), _host(sweep)),
-        ("stitchcuda", _own_version(sweep)),
+        ("stitchcuda", _own_version(records, sweep)),
         ("measured", _dates(sweep)),
     ]
     if sweep.open:
@@ -60,13 +68,23 @@ def warnings(sweep: Sweep) -> list[str]:
         told.append("Several devices took part: speedups stand, times do not compare.")
     if len({r.precision for r in records if r.precision}) > 1:
         told.append("Several precision classes took part; each speedup is over stock options of its own class.")
-    if len(set(_of(records, "torch"))) > 1:
-        told.append("Several versions of torch took part.")
+    told += [f"Several {what} took part." for name, what in MIXED.items() if len(set(_of(records, name))) > 1]
+    if len(_machines(sweep, "commit")) > 1:
+        told.append("Several commits of stitchcuda took part.")
+    if len({r.tier for r in records if r.tier}) > 1:
+        told.append("Several tiers took part.")
     if sweep.absent:
         names = ", ".join(sweep.absent[:5]) + (", ..." if len(sweep.absent) > 5 else "")
         asked = len(sweep.absent) + len({item.task for item in sweep.items})
         told.append(f"Of {asked} tasks asked for {len(sweep.absent)} have no program, and count nowhere: {names}.")
+    if lost := {record.task for record in sweep.records if not record.scored}:
+        told.append(
+            f"{len(lost)} of {len({item.name for item in sweep.items})} tasks do not run here and count nowhere; "
+            "bench resume tries them again."
+        )
     solved = [r for r in records if r.solved]
+    if any(count < len(solved) for count in _stock_counts(solved).values()):
+        told.append("Not every stock option was measured beside every program; the best is that of those that were.")
     if sweep.config.model != RECIPES and (theirs := sum(r.author == RECIPES for r in solved)):
         told.append(
             f"Of {len(solved)} accepted programs {theirs} are not the model's but the recipes', which stand beside it; "
@@ -99,6 +117,18 @@ def _versions(records: Iterable[Record]) -> str:
     return _several(text for record in records if (text := line(record)))
 
 
+def _stock_counts(solved: list[Record]) -> Counter[str]:
+    return Counter(name for record in solved for name in record.seconds if name != "program")
+
+
+def _stock(solved: list[Record]) -> str:
+    counts = _stock_counts(solved)
+    return ", ".join(
+        STOCK.get(name, name) + ("" if count == len(solved) else f" ({count} of {len(solved)})")
+        for name, count in counts.items()
+    )
+
+
 def _tier(solved: list[Record], sweep: Sweep) -> str:
     return _several(str(record.tier) for record in solved) or f"{sweep.config.tier} (no number yet)"
 
@@ -110,15 +140,25 @@ def _host_name(sweep: Sweep) -> str:
 
 def _host(sweep: Sweep) -> str:
     """Where the sweep was run from; evaluations elsewhere have their own host."""
-    have = sweep.machine
+    return "; ".join(unique(_about_host(machine) for machine in (sweep.machine, *sweep.resumed)))
+
+
+def _about_host(have: dict[str, str]) -> str:
     parts = [f"{have['cores']} cores"] if have.get("cores") else []
     parts += [f"Python {have['python']}"] if have.get("python") else []
     return ", ".join([*parts, *([have["system"]] if have.get("system") else [])])
 
 
-def _own_version(sweep: Sweep) -> str:
-    version, commit = sweep.machine.get("stitchcuda", ""), sweep.machine.get("commit", "")
-    return f"{version}, commit {commit}" if commit else version
+def _machines(sweep: Sweep, name: str) -> list[str]:
+    """What those that ran the sweep say of themselves, each value once."""
+    return unique(machine.get(name, "") for machine in (sweep.machine, *sweep.resumed))
+
+
+def _own_version(records: Iterable[Record], sweep: Sweep) -> str:
+    """Of what measured, where that is known; the commits are of those that ran the sweep."""
+    version = _several(_of(records, "stitchcuda")) or ", ".join(_machines(sweep, "stitchcuda"))
+    commits = _machines(sweep, "commit")
+    return ", ".join([version, f"commit {' and '.join(commits)}"]) if commits else version
 
 
 def _dates(sweep: Sweep) -> str:

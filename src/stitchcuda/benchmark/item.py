@@ -56,16 +56,26 @@ def run_item(
     place = folder / "items" / item.id
     place.mkdir(parents=True, exist_ok=True)
     settings = config.run_config(item)
-    begun = _begun(place)
+    device, begun = measuring.device, _begun(place)
     with ExitStack() as stack:
         bench = stack.enter_context(measuring.bench(place))
         librarian = stack.enter_context(Library(excluded_tasks=excluded))
         try:
             if begun is not None:
-                resume(begun, events=sink, bench=bench, librarian=librarian, replies=governor.over)
+                resume(begun, events=sink, bench=bench, librarian=librarian, replies=governor.over, device=device)
             else:
-                optimize(settings, events=sink, runs=place, bench=bench, librarian=librarian, replies=governor.over)
+                optimize(
+                    settings,
+                    events=sink,
+                    runs=place,
+                    bench=bench,
+                    librarian=librarian,
+                    replies=governor.over,
+                    device=device,
+                )
         except TaskError as error:
+            if begun is not None and not any(r.kind == "prepared" for r in read_records(begun.path / JOURNAL)[0]):
+                shutil.rmtree(begun.path)  # tried again, it is to be asked anew
             return failed(item, "not_runnable", str(error))
     run = _begun(place)
     assert run is not None

@@ -23,9 +23,9 @@ from stitchcuda.workflow.storage import full_disk_is_an_error, sync_folder
 
 NAME = "journal.jsonl"
 
-Kind = Literal["begun", "item", "record", "failed", "stopped", "resumed", "ended"]
-"""begun: settings and items. item: one is started. record: one is done. failed: the machine failed at one. stopped and
-resumed: of the sweep; ended: every item has a record."""
+Kind = Literal["begun", "device", "item", "record", "failed", "stopped", "resumed", "ended"]
+"""begun: settings and items. device: what is measured on, found once. item: one is started. record: one is done.
+failed: the machine failed at one. stopped and resumed: of the sweep; ended: every item has a record."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Task, TaskFacts
-from stitchcuda.workflow.bench import Bench, ComputeBench, LocalBench, shared_compute
+from stitchcuda.workflow.bench import Bench, ComputeBench, LocalBench, find_device, shared_compute
 
 if TYPE_CHECKING:
     from stitchcuda.compute.model import Capacity, Compute, Job, Outcome
@@ -71,6 +71,7 @@ class Place:
         self._settings = EvaluationSettings(max_autotune=True, channels_last=True) if wide else EvaluationSettings()
         self._stack = ExitStack()
         self._compute: Compute | None = None
+        self._device: Device | None = None
 
     def __enter__(self) -> Self:
         if self._config.compute != "local" or self._config.jobs > 1:
@@ -81,6 +82,15 @@ class Place:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @property
+    def device(self) -> Device:
+        """What all items measure on: the sweep's own where it is known, else found once, waiting as ``find_device``
+        does. Raises as that does."""
+        if self._device is None:
+            config = self._config
+            self._device = find_device(config.compute, config.target, config.device or "")
+        return self._device
 
     def abandon(self) -> None:
         """End what is being measured, so that whoever waits for it goes on."""

@@ -86,6 +86,7 @@ class Summary(BaseModel):
     main: Metrics
     groups: list[Metrics] = Field(default_factory=list)
     apart: list[Metrics] = Field(default_factory=list)
+    places: dict[str, str] = Field(default_factory=dict, description="tasks: which group apart each is in; '' for none")
     unscored: dict[str, str] = Field(default_factory=dict, description="items that do not count: why")
 
 
@@ -94,12 +95,16 @@ def summarise(records: Sequence[Record]) -> Summary:
     scored = [record for record in records if record.scored]
     places = _places(scored)
     main = [record for record in scored if places[record.task] == ""]
+    baselines = [over for over in OVER if over == "over_best" or any(over in record.speedup for record in scored)]
     groups = list(dict.fromkeys(record.group for record in main if record.group))
     kinds = [kind for kind in APART if kind in places.values()]
     return Summary(
-        main=measure("all", main),
-        groups=[measure(group, [r for r in main if r.group == group]) for group in groups] if len(groups) > 1 else [],
-        apart=[measure(kind, [r for r in scored if places[r.task] == kind]) for kind in kinds],
+        main=measure("all", main, baselines),
+        groups=[measure(group, [r for r in main if r.group == group], baselines) for group in groups]
+        if len(groups) > 1
+        else [],
+        apart=[measure(kind, [r for r in scored if places[r.task] == kind], baselines) for kind in kinds],
+        places=places,
         unscored={r.item: f"{r.status}: {r.message}" for r in records if not r.scored},
     )
 
@@ -118,8 +123,8 @@ def _places(records: Sequence[Record]) -> dict[str, str]:
     return {task: place(found) for task, found in labels.items()}
 
 
-def measure(name: str, records: Sequence[Record]) -> Metrics:
-    """The metrics of one group."""
+def measure(name: str, records: Sequence[Record], baselines: Sequence[str]) -> Metrics:
+    """The metrics of one group; its speedups over each of ``baselines``, also where it solved nothing."""
     tasks = by_task(records)
     if not tasks:
         return Metrics(name=name, tasks=0, runs=0)
@@ -137,7 +142,7 @@ def measure(name: str, records: Sequence[Record]) -> Metrics:
         tasks=len(tasks),
         runs=len(records),
         success=share_of([_mean([float(r.solved) for r in runs]) or 0.0 for runs in tasks.values()]),
-        speedups=[speedups(over, tasks) for over in OVER if any(over in r.speedup for r in records)],
+        speedups=[speedups(over, tasks) for over in baselines],
         sol=number([sol for sol in sols if sol is not None], mean),
         hack=share_of([_mean([float(r.hacks > 0) for r in runs]) or 0.0 for runs in tasks.values()]),
         hack_programs=hacks / every if every else None,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from stitchcuda.agents.budgets import BudgetName
 from stitchcuda.agents.schemes import Agents, Part
+from stitchcuda.compute import check_where
 from stitchcuda.errors import StitchError
 from stitchcuda.evaluation.model import Tier
 from stitchcuda.task.model import Precision
@@ -21,7 +22,8 @@ Ending = Literal[
     "not_runnable",
 ]
 """What became of an item. correct: a program held in the final check and is not slower than eager; no_gain: it held and
-is slower; no_rewrite and nothing_correct: no program. not_runnable: the reference itself does not run here; not scored.
+is slower; no_rewrite and nothing_correct: no program. not_runnable: the reference itself does not run here; not scored,
+and tried again when the sweep is resumed, since a machine with no memory or time left for it looks the same.
 An item at which the machine failed has no ending: it stays open, and resuming the sweep tries it again."""
 
 SOLVED: frozenset[Ending] = frozenset({"correct", "no_gain"})
@@ -60,6 +62,9 @@ class SweepConfig(BaseModel):
     programs: str | None = Field(default=None, description="folder of programs that others made (suite score)")
 
     target: Literal["auto", "cuda", "cpu"] = Field(default="auto", description="what programs must run on")
+    device: str | None = Field(
+        default=None, description="exact name of the device that is measured on; None: not found yet"
+    )
     precision: Precision | None = Field(default=None, description="precision class; None: each task's own, else fp32")
     tier: Tier = Field(default="publish", description="tier of every number that is shown")
     seeds: int = Field(default=1, ge=1, le=100, description="independent runs of each task")
@@ -103,7 +108,10 @@ class SweepConfig(BaseModel):
 
     @classmethod
     def checked(cls, **values: Any) -> SweepConfig:
-        """Build from command-line values. Raises StitchError with one sentence when they are not usable."""
+        """Build from command-line values, a spool's folder made absolute. Raises StitchError with one sentence when
+        they are not usable."""
+        if "compute" in values:
+            values["compute"] = check_where(values["compute"])
         try:
             config = cls(**values)
         except ValidationError as error:
@@ -149,6 +157,7 @@ class Item(BaseModel):
     fingerprint: str = Field(default="", description="of the same task however it is worded; see knowledge.fingerprint")
     seed: int = Field(default=0, ge=0, description="number of the repetition")
     program: str | None = Field(default=None, description="PROGRAM to be scored")
+    program_digest: str = Field(default="", description="of it; '' in sweeps of versions that did not keep it")
 
     @property
     def id(self) -> str:

@@ -7,7 +7,7 @@ from html import escape
 
 from stitchcuda.benchmark.folder import Sweep
 from stitchcuda.benchmark.heading import heading, title, warnings
-from stitchcuda.benchmark.metrics import Summary, place, summarise
+from stitchcuda.benchmark.metrics import Summary, summarise
 from stitchcuda.benchmark.model import Record
 from stitchcuda.benchmark.plot import speedup_svg
 from stitchcuda.benchmark.table import (
@@ -63,10 +63,11 @@ def page(sweep: Sweep) -> str:
     ]
     if summary.main.tasks:
         parts += [_facts(summary), "<h2>Speedup over the best stock option, task by task</h2>"]
-        parts += [_plot(record for record in sweep.records if not place(record.labels))]
-        if summary.apart:
-            parts += ["<h2>Tasks that are counted apart</h2>"]
-            parts += [_plot(record for record in sweep.records if place(record.labels))]
+        parts += [_plot(record for record in sweep.records if not summary.places.get(record.task))]
+    if summary.apart:
+        parts += ["<h2>Tasks that are counted apart</h2>"]
+        parts += [_plot(record for record in sweep.records if summary.places.get(record.task))]
+    if summary.places:
         parts += ["<h2>Summary</h2>", _summary(summary)]
     parts += ["<h2>Tasks</h2>", _tasks(sweep.records)]
     if summary.unscored:

@@ -13,7 +13,7 @@ from stitchcuda.errors import InfrastructureError, ProgramError, TaskError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.program.files import load_program
 from stitchcuda.task.loader import load_task
-from stitchcuda.workflow.bench import ComputeBench, find_device
+from stitchcuda.workflow.bench import ComputeBench
 from stitchcuda.workflow.result import NOISE, finite
 from stitchcuda.workflow.storage import write_whole
 
@@ -30,18 +30,19 @@ def score_item(item: Item, config: SweepConfig, folder: Path, *, measuring: Plac
         return failed(item, "nothing_correct", str(error)).model_copy(
             update={"programs": {"no_program": 1}, "usd": 0.0}
         )
-    device = find_device(config.compute, config.target)
+    device = measuring.device
     root = Path(config.root) if config.root else None
     try:
         task = load_task(item.task, target=device.target, root=root, precision=config.precision)
         with measuring.bench(place) as bench:
             if isinstance(bench, ComputeBench):
-                bench.of_run(_mark(place / MARK))
+                bench.of_run(_mark(place / MARK), device.name)
             facts = bench.inspect(task)
             device = bench.ceilings(device)
             bench.use(task, facts, device)
             evaluation = bench.evaluate(program, config.tier)
     except TaskError as error:
+        (place / MARK).unlink(missing_ok=True)  # tried again, it is to be measured anew
         return failed(item, "not_runnable", str(error))
     if evaluation.status == "infrastructure_error":
         raise InfrastructureError(evaluation.message)

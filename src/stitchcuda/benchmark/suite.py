@@ -8,8 +8,9 @@ from pathlib import Path
 
 from stitchcuda.benchmark.model import Item, SweepConfig
 from stitchcuda.benchmark.split import TEST, in_test_split, plain
-from stitchcuda.errors import StitchError, TaskError
+from stitchcuda.errors import ProgramError, StitchError, TaskError
 from stitchcuda.knowledge.fingerprint import fingerprint_of
+from stitchcuda.program.files import load_program
 from stitchcuda.task.huggingface import offline
 from stitchcuda.task.kernelbench import ids as known_ids
 from stitchcuda.task.kernelbench import read_kernelbench
@@ -162,11 +163,12 @@ def _scored(config: SweepConfig) -> list[Item]:
     if generated:
         return _generated(generated, config)
     tasks = _folder(Path(config.folder)) if config.folder else _kernelbench(config)
+    alone = len({task.group for task in tasks}) == 1
     found: list[Item] = []
     for task in tasks:
-        programs = [path for path in _named(folder, task) if path.exists()]
+        programs = [path for path in _named(folder, task, alone=alone) if path.exists()]
         if programs:
-            found.append(task.model_copy(update={"program": str(programs[0].resolve())}))
+            found.append(_with_program(task, programs[0]))
     if not found:
         raise StitchError(
             f"no program in {folder} has a task's name: expected {tasks[0].name}.py, a folder {tasks[0].name}/ with "
@@ -175,13 +177,21 @@ def _scored(config: SweepConfig) -> list[Item]:
     return found
 
 
-def _named(folder: Path, task: Item) -> list[Path]:
-    """Where the program of a task may lie."""
+def _with_program(task: Item, path: Path, sample: int = 0) -> Item:
+    try:
+        digest = load_program(path).digest
+    except ProgramError as error:
+        digest = _sha(str(error))  # a result all the same, until it is another program
+    return task.model_copy(update={"seed": sample, "program": str(path.resolve()), "program_digest": digest})
+
+
+def _named(folder: Path, task: Item, *, alone: bool) -> list[Path]:
+    """Where the program of a task may lie. ``alone``: there is one level, so that a bare number says which task."""
     stems = [task.name, Path(task.task).stem]
     if task.task.startswith("kernelbench:"):
         level, _, number = task.task.removeprefix("kernelbench:").partition("/")
         own = re.sub(r"^kb\d+_0*", "", task.name)
-        stems = [task.name, *(f"{place}{stem}" for place in (f"level{level}/", "") for stem in (own, number))]
+        stems = [task.name, f"level{level}/{own}", f"level{level}/{number}", own, *([number] if alone else [])]
     return [path for stem in stems for path in (folder / f"{stem}.py", folder / stem)]
 
 
@@ -201,7 +211,7 @@ def _generated(paths: list[Path], config: SweepConfig) -> list[Item]:
             tasks[key] = _item(key, level, root)
         if config.split == "test" and plain(tasks[key].name) not in in_test_split(level):
             continue
-        items.append(tasks[key].model_copy(update={"seed": sample, "program": str(path.resolve())}))
+        items.append(_with_program(tasks[key], path, sample))
     ids = [item.id for item in items]
     if twice := next((name for name in ids if ids.count(name) > 1), None):
         raise StitchError(f"two programs are sample {twice}: give the folder of one run, not of several")

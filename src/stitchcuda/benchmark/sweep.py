@@ -21,8 +21,9 @@ from stitchcuda.benchmark.measuring import Place
 from stitchcuda.benchmark.model import Item, Record, SweepConfig
 from stitchcuda.benchmark.score import score_item
 from stitchcuda.benchmark.suite import absent_of, answers_to, items_of
-from stitchcuda.errors import InfrastructureError, ModelAccessError, RunError, StitchError
-from stitchcuda.hardware.detect import detect, torch_version, usable_cores
+from stitchcuda.errors import ComputeError, InfrastructureError, ModelAccessError, RunError, StitchError
+from stitchcuda.hardware.detect import torch_version, usable_cores
+from stitchcuda.workflow.bench import find_kind
 from stitchcuda.workflow.events import Silent
 from stitchcuda.workflow.interruption import stopped_in_order
 from stitchcuda.workflow.records import NAME as RUN_JOURNAL
@@ -32,7 +33,8 @@ from stitchcuda.workflow.storage import full_disk_is_an_error, write_whole
 GRACE_SECONDS = 5.0
 """How long items at work are waited for when the sweep is asked to stop."""
 FAILURES = 3
-"""Items in a row that may fail since their model cannot be reached or the machine fails; then no further is begun."""
+"""Items in a row that may fail since their model or device cannot be reached or the machine fails; then no further one
+is begun."""
 
 Tell = Callable[[str], None]
 
@@ -44,8 +46,7 @@ def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
         raise RunError(f"{folder} holds a sweep already; go on with it by `stitchcuda bench resume {folder}`.")
     items = items_of(config)
     _check_access(config)
-    if config.compute == "local":
-        detect(config.target)
+    config = config.model_copy(update={"target": find_kind(config.compute, config.target)})
     with full_disk_is_an_error(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(folder / SETTINGS, to_toml(config).encode())
@@ -61,10 +62,11 @@ def start(config: SweepConfig, folder: Path, *, tell: Tell) -> Sweep:
 
 
 def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -> Sweep:
-    """Go on with a sweep: items that have a record are left alone, begun ones are gone on with.
+    """Go on with a sweep: items that have a record are left alone, begun ones are gone on with, and those whose
+    reference did not run are tried again.
 
     ``changed``: settings that may change on the way, such as ``jobs`` and ``usd``. Raises as ``start`` does, and
-    RunError where the tasks have changed since.
+    RunError where the tasks or programs have changed since.
     """
     if not (folder / NAME).is_file():
         raise RunError(f"{folder} is not a sweep: it has no {NAME}.")
@@ -72,23 +74,28 @@ def resume(folder: Path, *, tell: Tell, changed: dict[str, Any] | None = None) -
         if not log.entries:
             raise RunError(f"{folder} does not say what it is about; remove it and start the sweep anew.")
         sweep = told(log.entries, folder)
-        if not sweep.complete:
+        if sweep.todo:
             _unchanged(sweep)
             _check_access(sweep.config)
-        if changed or not sweep.complete:
-            SweepConfig.checked(**(sweep.config.model_dump() | (changed or {})))
-            log.add("resumed", {"changed": changed or {}})
+        if changed or sweep.todo:
+            checked = SweepConfig.checked(**(sweep.config.model_dump() | (changed or {}))).model_dump(mode="json")
+            kept = {name: checked[name] for name in changed or {}}
+            log.add("resumed", {"changed": kept, "machine": machine()})
         return Running(log, folder, tell).run()
 
 
 def _unchanged(sweep: Sweep) -> None:
-    """The tasks are still what they were."""
-    now = {item.id: item.digest for item in items_of(sweep.config)}
-    for item in sweep.items:
-        if item.id in sweep.open and now.get(item.id) != item.digest:
+    """The tasks, and the programs of others, are still what they were."""
+    now = {item.id: item for item in items_of(sweep.config)}
+    for item in sweep.todo:
+        found = now.get(item.id)
+        changed = item.task if found is None or found.digest != item.digest else None
+        if found is not None and item.program_digest not in ("", found.program_digest):
+            changed = item.program
+        if changed is not None:
             raise RunError(
-                f"{item.task} is not what it was when the sweep began, so its results would not belong together. Put "
-                "it back, or start another sweep."
+                f"{changed} is not what it was when the sweep began, so its results would not belong together. Put it "
+                "back, or start another sweep."
             )
 
 
@@ -101,7 +108,7 @@ def _check_access(config: SweepConfig) -> None:
 
 
 class Running:
-    """One pass over the items that are open."""
+    """One pass over the items that are open or to be tried again."""
 
     def __init__(self, log: Log, folder: Path, tell: Tell) -> None:
         self.log, self.folder, self.tell = log, folder.resolve(), tell
@@ -114,22 +121,23 @@ class Running:
         self.excluded = answers_to(self.sweep.items)
         self.todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self.guard = threading.RLock()
-        self.done = len(self.sweep.records)
+        self.done = len(self.sweep.items) - len(self.sweep.todo)
         self.failures = 0
         self.problem: BaseException | None = None
 
     def run(self) -> Sweep:
-        """All open items; results are written whatever happens."""
-        opened = [item for item in self.sweep.items if item.id in self.sweep.open]
+        """All items to be done; results are written whatever happens."""
+        opened = self.sweep.todo
         for item in opened:
             self.todo.put(item)
         threads = min(self.config.jobs, len(opened))
         try:
             with stopped_in_order(self.folder), self.place:
-                if threads <= 1:
-                    self._work()
-                else:
-                    self._side_by_side(threads)
+                if opened and self._find_device():
+                    if threads <= 1:
+                        self._work()
+                    else:
+                        self._side_by_side(threads)
         except (Stopped, KeyboardInterrupt):
             self.log.add("stopped", {"reason": "asked to"})
             self.write()
@@ -152,6 +160,18 @@ class Running:
             sweep = told(self.log.entries, self.folder)
             write_results(sweep, self.folder, table=markdown(sweep), report=page(sweep))
         return sweep
+
+    def _find_device(self) -> bool:
+        """Once for all items, and the same when the sweep is resumed: no table mixes machines. False where there is
+        none, with the problem kept."""
+        try:
+            device = self.place.device
+        except StitchError as error:
+            self.problem = error
+            return False
+        if self.config.device is None:
+            self.log.add("device", {"name": device.name, "target": device.target.kind})
+        return True
 
     def _side_by_side(self, count: int) -> None:
         """Threads of their own, all alive until the last is done, since a process that one has started ends with it."""
@@ -237,13 +257,13 @@ class Running:
         )
 
     def _failed(self, item: Item, error: StitchError) -> None:
-        """The item stays open. Others may fare better, but not where the model cannot be reached or the machine fails
-        again and again, or a run's folder is damaged."""
+        """The item stays open. Others may fare better, but not where the model or the place that measures cannot be
+        reached or the machine fails again and again, or a run's folder is damaged."""
         self.log.add("failed", {"item": item.id, "reason": str(error)})
         self.tell(f"{item.id}: {error}")
         if isinstance(error, RunError):
             self.problem = self.problem or error
-        if isinstance(error, (ModelAccessError, InfrastructureError)):
+        if isinstance(error, (ModelAccessError, InfrastructureError, ComputeError)):
             self.failures += 1
             if self.failures >= FAILURES:
                 self.problem = type(error)(

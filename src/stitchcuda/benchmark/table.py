@@ -30,7 +30,7 @@ def markdown(sweep: Sweep) -> str:
     parts = [f"# {title(sweep)}", ""]
     parts += [f"- {name}: {value}" for name, value in heading(sweep)]
     parts += ["", *(f"**{warning}**\n" for warning in warnings(sweep))]
-    if summary.main.tasks:
+    if summary.places:
         parts += ["", *_summary(summary)]
     parts += ["", "## Tasks", "", *grid(TASK_COLUMNS, [task_row(record) for record in sweep.records])]
     parts += _options(sweep.records)

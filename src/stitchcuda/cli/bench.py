@@ -230,7 +230,7 @@ def show(
 
         write_whole(report.resolve(), page(found).encode())
     if as_json:
-        _print_json(_document(found))
+        _print_json(_document(found, sweep))
     elif markdown:
         from stitchcuda.benchmark.table import markdown as table
 
@@ -371,7 +371,7 @@ def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: 
             typer.echo(f"go on with: stitchcuda bench resume {quote(str(place))}", err=True)
         raise
     if as_json:
-        _print_json(_document(sweep))
+        _print_json(_document(sweep, place))
     else:
         from stitchcuda.benchmark.terminal import print_sweep
 
@@ -380,12 +380,13 @@ def _watch(run: Callable[[Callable[[str], None]], Sweep], place: Path, as_json: 
     raise typer.Exit(0 if sweep.complete else 1)
 
 
-def _document(sweep: Sweep) -> dict[str, Any]:
-    """The results with their summary."""
+def _document(sweep: Sweep, place: Path) -> dict[str, Any]:
+    """The results of the sweep in ``place``, with their summary."""
     from stitchcuda.benchmark.folder import public
     from stitchcuda.benchmark.metrics import summarise
 
-    return public(sweep).model_dump(mode="json") | {"summary": summarise(sweep.records).model_dump(mode="json")}
+    shown = public(sweep, place)
+    return shown.model_dump(mode="json") | {"summary": summarise(shown.records).model_dump(mode="json")}
 
 
 def _print_json(data: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
-from stitchcuda.errors import ComputeError, InfrastructureError, RunError, TaskError
+from stitchcuda.errors import ComputeError, DeviceError, InfrastructureError, NotMeasured, RunError, TaskError
 from stitchcuda.evaluation.model import Evaluation, Tier, Timing
 from stitchcuda.hardware.model import Device
 from stitchcuda.profiling.model import Profile
@@ -144,18 +144,19 @@ class ComputeBench:
         self.compute = compute
         self._settings = settings
         self._about: tuple[Task, TaskFacts, Device] | None = None
-        self._run = ""
+        self._run = self._device = ""
         self._asked: Counter[str] = Counter()
         self._naming = threading.Lock()
 
-    def of_run(self, run: str) -> None:
+    def of_run(self, run: str, device: str = "") -> None:
         """Name jobs by the run, what they ask, and how often that was asked: a run that was killed and is resumed finds
-        on a spool what was measured meanwhile, instead of having it measured twice."""
-        self._run = run
+        on a spool what was measured meanwhile, instead of having it measured twice. ``device``: the name of the one
+        that the run measures on, where its task is to fit too."""
+        self._run, self._device = run, device
 
     def inspect(self, task: Task) -> TaskFacts:
         """Run the reference once, there."""
-        facts = self._done("inspect", _wanted(task.target.kind), task=task).facts
+        facts = self._done("inspect", _wanted(task.target.kind, self._device), task=task).facts
         assert facts is not None
         return facts
 
@@ -211,7 +212,10 @@ class ComputeBench:
         return job.model_copy(update={"id": hashlib.sha256(name.encode()).hexdigest()[:32]})
 
     def _wait(self, job: Job) -> Outcome:
-        future = self.compute.submit(job)
+        try:
+            future = self.compute.submit(job)
+        except InfrastructureError as error:
+            raise NotMeasured(str(error)) from None
         try:
             return future.result()
         except BaseException:
@@ -225,6 +229,8 @@ class ComputeBench:
         match outcome.failure.reason:
             case "task":
                 raise TaskError(outcome.failure.message)
+            case "cancelled":
+                raise NotMeasured(outcome.failure.message)
             case "version_mismatch" | "no_device":
                 raise ComputeError(outcome.failure.message)
             case _:
@@ -278,24 +284,44 @@ def open_bench(where: str, cache: Path, kind: Literal["cuda", "cpu"] = "cpu") ->
             yield ComputeBench(compute)
 
 
-def find_device(where: str, target: Literal["auto", "cuda", "cpu"]) -> Device:
-    """The device that runs there measure on; waits for a worker on a spool that has none yet.
+def find_kind(where: str, target: Literal["auto", "cuda", "cpu"]) -> Literal["cuda", "cpu"]:
+    """What ``target`` comes to there: ``auto`` is a GPU where one is to be had.
 
-    ``auto`` is a GPU where one is to be had. Raises DeviceError or ComputeError where there is none.
+    Raises DeviceError or ComputeError where that cannot be told, or is not on this machine.
     """
     from stitchcuda.hardware.detect import detect
 
     if where == "local":
-        return detect(target)
+        return detect(target).target.kind
+    if target != "auto":
+        return target
     with shared_compute(where) as compute:
-        if target == "auto":
-            kinds = compute.capacity().kinds
-            if not kinds:
-                raise ComputeError(
-                    f"nobody works at {where} yet, so what the target is cannot be told; say --target cuda or --target "
-                    "cpu, or start a worker first"
-                )
-            target = kinds[0]
-        found = ComputeBench(compute)._done("ceilings", _wanted(target)).device
+        kinds = compute.capacity().kinds
+    if not kinds:
+        raise ComputeError(
+            f"nobody works at {where} yet, so what the target is cannot be told; say --target cuda or --target cpu, or "
+            "start a worker first"
+        )
+    return kinds[0]
+
+
+def find_device(where: str, target: Literal["auto", "cuda", "cpu"], name: str = "") -> Device:
+    """The device that runs there measure on; waits for a worker on a spool that has none yet.
+
+    ``target`` as in ``find_kind``. ``name``: no other than this one. Raises DeviceError or ComputeError where there is
+    none.
+    """
+    from stitchcuda.hardware.detect import detect
+
+    if where == "local":
+        here = detect(target)
+        if name and here.name != name:
+            raise DeviceError(
+                f"everything so far was measured on '{name}', and this machine has '{here.name}': their times do not "
+                "compare. Go on where that device is, or start anew here."
+            )
+        return here
+    with shared_compute(where) as compute:
+        found = ComputeBench(compute)._done("ceilings", _wanted(find_kind(where, target), name)).device
     assert found is not None
     return found

@@ -51,6 +51,19 @@ def _write(program: Program, folder: Path) -> None:
         raise
 
 
+def _make_new(parent: Path, stem: str) -> Path:
+    """Make a folder that was not there: many runs of a task may begin in one second."""
+    while True:
+        path = parent / f"{stem}-{secrets.token_hex(2)}"
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            if path.exists():
+                continue
+            raise
+        return path
+
+
 class RunFolder:
     """Paths of one run and the artifacts in it; every write is whole or absent."""
 
@@ -61,11 +74,10 @@ class RunFolder:
     @classmethod
     def new(cls, parent: Path, task: Task, config: RunConfig) -> RunFolder:
         """Make ``parent/<date-time>-<task>-<short>`` with its task and settings. Raises RunError where it may not."""
-        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-        path = parent / f"{stamp}-{task.name}-{secrets.token_hex(2)}"
-        with full_disk_is_an_error(path):
+        stem = f"{datetime.datetime.now().strftime('%Y%m%d-%H%M%S')}-{task.name}"
+        with full_disk_is_an_error(parent / stem):
             try:
-                path.mkdir(parents=True)
+                path = _make_new(parent, stem)
             except OSError as error:
                 if error.errno in FULL:
                     raise

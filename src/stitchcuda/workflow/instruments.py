@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from stitchcuda.agents.lookup import Asked, Librarian
 from stitchcuda.agents.references import References
-from stitchcuda.errors import InfrastructureError
+from stitchcuda.errors import InfrastructureError, NotMeasured
 from stitchcuda.evaluation.model import Evaluation, Tier
 from stitchcuda.program.model import Program
 from stitchcuda.workflow import events
@@ -84,14 +84,15 @@ class Instruments:
         return lane.effect("evaluation", Measured, produce).evaluation
 
     def profiled(self, lane: Lane, name: str, program: Program | None) -> Profiled:
-        """Profile ('reference', or a program's number); one that cannot be had costs its insight, not the run."""
+        """Profile ('reference', or a program's number); one that cannot be had costs its insight, not the run. One that
+        was interrupted is taken when the run goes on."""
 
         def produce() -> Profiled:
             try:
                 with self._benching:
                     profile = self.bench.profile(program, self.counters)
             except InfrastructureError as error:
-                if program is None:
+                if program is None or isinstance(error, NotMeasured):
                     raise
                 return Profiled(problem=str(error))
             self.folder.save_profile(name, profile)

@@ -65,6 +65,8 @@ class Lane:
         self._journal = journal
         self._effects = effects
         self._node = "prepare#0"
+        self._idle = 0.0
+        """Seconds of the effect under way that its time leaves out."""
 
     @property
     def node(self) -> str:
@@ -78,7 +80,8 @@ class Lane:
     @property
     def worked(self) -> float:
         """``elapsed`` with the effect under way."""
-        return self.elapsed + (0.0 if self._begun is None else time.monotonic() - self._begun)
+        begun = self._begun
+        return self.elapsed + (0.0 if begun is None else time.monotonic() - begun - self._idle)
 
     @property
     def replaying(self) -> bool:
@@ -120,12 +123,13 @@ class Lane:
             self.served += 1
             self.elapsed += record.seconds
             return value
+        self._idle = 0.0
         started = self._begun = time.monotonic()
         try:
             value = produce()
         finally:
             self._begun = None
-        seconds = round(time.monotonic() - started, 3)
+        seconds = round(max(0.0, time.monotonic() - started - self._idle), 3)
         data = json.loads(json.dumps(value.model_dump(mode="json")))
         value = model.model_validate(data)
         self._append(kind, data, seconds)
@@ -261,6 +265,10 @@ class Journal:
     @node.setter
     def node(self, value: str) -> None:
         self.main.node = value
+
+    def leave_out(self, seconds: float) -> None:
+        """So many seconds of the effect that this thread makes were a wait that is not the run's."""
+        self._active._idle += seconds
 
     @property
     def elapsed(self) -> float:

@@ -45,14 +45,15 @@ def optimize(
     bench: Bench | None = None,
     librarian: Librarian | None = None,
     replies: Replies | None = None,
+    device: Device | None = None,
 ) -> Result:
     """Start a run in a new folder under ``runs`` and take it to its end.
 
-    ``mind``, ``bench`` and ``librarian`` replace what ``config`` names; ``replies`` sees every request to a model of
-    ``config``'s. Raises StitchError for what cannot be used, and leaves no folder then; InfrastructureError,
+    ``mind``, ``bench``, ``librarian`` and ``device`` replace what ``config`` names; ``replies`` sees every request to a
+    model of ``config``'s. Raises StitchError for what cannot be used, and leaves no folder then; InfrastructureError,
     ModelAccessError or Interrupted later, with a run that can be resumed.
     """
-    created = _create(config)
+    created = _create(config, device)
     folder = RunFolder.new(runs, created.task, config)
     with Journal.create(folder.path) as journal:
         try:
@@ -79,11 +80,13 @@ def resume(
     bench: Bench | None = None,
     librarian: Librarian | None = None,
     replies: Replies | None = None,
+    device: Device | None = None,
 ) -> Result:
     """Go on with a run where its journal ends; a finished one gives its result again.
 
     ``more`` holds new values for fields of ``Limits``: when the run comes to its end, it goes on within them.
     ``max_output_tokens`` is the longest reply from here on, until the run is resumed again.
+    ``device``: for a run that has not got as far as to know its own.
     Raises RunError when the folder is no run, is in use, was edited or is damaged.
     """
     config = RunConfig.read(folder.path / CONFIG)
@@ -94,7 +97,7 @@ def resume(
         finished = folder.summary() if journal.ended else None
         if finished is not None and not more:
             return finished
-        created = None if journal.replaying else _create(config)
+        created = None if journal.replaying else _create(config, device)
         limits = _limits(config, journal)
         raised = limits.model_copy(update=more) if more else None
         length = {} if max_output_tokens is None else {"max_output_tokens": max_output_tokens}
@@ -109,11 +112,11 @@ def _limits(config: RunConfig, journal: Journal) -> Limits:
     return Extended.model_validate(later).limits if later else config.limits()
 
 
-def _create(config: RunConfig) -> Created:
+def _create(config: RunConfig, device: Device | None) -> Created:
     """Load all that the run needs from outside, so that it never needs it again."""
     from stitchcuda.task.loader import load_task
 
-    device: Device = find_device(config.compute, config.target)
+    device = device or find_device(config.compute, config.target)
     task: Task = load_task(
         config.task,
         target=device.target,
@@ -201,7 +204,8 @@ def _drive(
             bench = stack.enter_context(open_bench(config.compute, data_folder(), begun.device.target.kind))
         if isinstance(bench, ComputeBench):
             # A run that goes on after its end measures anew.
-            bench.of_run(f"{journal.mark} {len(journal.opened('extended')) + (more is not None)}")
+            mark = f"{journal.mark} {len(journal.opened('extended')) + (more is not None)}"
+            bench.of_run(mark, begun.device.name)
         if not config.looks_up or not begun.config.get("knowledge"):
             librarian = None
         elif librarian is None:
