@@ -60,6 +60,18 @@ def test_a_contradiction_is_named(text: str, words: str) -> None:
         read_program(text, None, "cpu")
 
 
+def test_code_that_is_nested_too_deeply_to_be_read_is_said_so() -> None:
+    chain = "if a:\n    pass\n" + "elif a:\n    pass\n" * 3000
+    for text in (
+        CODER_REPLY.replace("```python\n", f"```python\n{chain}", 1),
+        f"{CODER_REPLY}\n### helper.py\n```python\n{chain}```\n",
+    ):
+        with pytest.raises(ProgramError, match=r"(program|helper)\.py is not valid Python: too deeply nested"):
+            read_program(text, None, "cpu")
+    with pytest.raises(ProgramError, match=r"manifest\.json is not valid JSON"):
+        read_program(f"{CODER_REPLY}\n### manifest.json\n```json\n{'[' * 100_000}\n```\n", None, "cpu")
+
+
 def test_the_manifest_must_be_for_the_tasks_target() -> None:
     with pytest.raises(ProgramError, match="target"):
         read_program(reply(), None, "cuda")
