@@ -98,6 +98,21 @@ def test_a_whole_reply_replaces_the_base_and_a_part_of_one_is_laid_over_it() -> 
     assert sorted(read_program(part, base, "cpu").files) == ["helper.h", "kernels.cpp", "program.py"]
 
 
+def test_edits_and_a_manifest_make_one_program() -> None:
+    base = read_program(reply(), None, "cpu")
+    edit = (
+        "### kernels.cpp\n```\n<<<<<<< SEARCH\n"
+        f"{SOURCE}\n=======\n{SOURCE.replace('float s', 'float s, float t')}\n>>>>>>> REPLACE\n```\n"
+    )
+    with pytest.raises(ProgramError, match="has 6 parameters"):
+        read_program(edit, base, "cpu")
+    arguments = [*ARGUMENTS, {"name": "t", "kind": "scalar", "dtype": "float32"}]
+    manifest = reply(arguments=arguments).partition("### manifest.json")[2]
+    program = read_program(f"{edit}\n### manifest.json{manifest}", base, "cpu")
+    assert program.manifest is not None
+    assert [argument.name for argument in program.manifest.launchers[0].arguments] == ["x", "y", "n", "s", "t"]
+
+
 def test_what_a_reply_says_is_told_apart_from_its_code_and_its_edits() -> None:
     edits = (
         "Wider loads.\n\n### kernels.cpp\n```\n<<<<<<< SEARCH\na\n=======\nb\n>>>>>>> REPLACE\n```\nThat halves them.\n"

@@ -58,8 +58,8 @@ def read_program(text: str, base: Program | None, target: Literal["cuda", "cpu"]
 def files_of(text: str, base: Program | None) -> Program:
     """The Program in a reply.
 
-    Search/replace blocks edit ``base``. A reply that is a whole program by itself replaces ``base``; otherwise its
-    files replace those of the same name. Raises ProgramError.
+    Search/replace blocks edit ``base``, and whole files beside them replace its own. A reply that is a whole program
+    by itself replaces ``base``; otherwise its files replace those of the same name. Raises ProgramError.
     """
     from stitchcuda.program.parse import parse_edits, parse_reply
 
