@@ -60,6 +60,18 @@ def test_a_contradiction_is_named(text: str, words: str) -> None:
         read_program(text, None, "cpu")
 
 
+def test_code_that_is_nested_too_deeply_to_be_read_is_said_so() -> None:
+    chain = "if a:\n    pass\n" + "elif a:\n    pass\n" * 3000
+    for text in (
+        CODER_REPLY.replace("```python\n", f"```python\n{chain}", 1),
+        f"{CODER_REPLY}\n### helper.py\n```python\n{chain}```\n",
+    ):
+        with pytest.raises(ProgramError, match=r"(program|helper)\.py is not valid Python: too deeply nested"):
+            read_program(text, None, "cpu")
+    with pytest.raises(ProgramError, match=r"manifest\.json is not valid JSON"):
+        read_program(f"{CODER_REPLY}\n### manifest.json\n```json\n{'[' * 100_000}\n```\n", None, "cpu")
+
+
 def test_the_manifest_must_be_for_the_tasks_target() -> None:
     with pytest.raises(ProgramError, match="target"):
         read_program(reply(), None, "cuda")
@@ -84,6 +96,21 @@ def test_a_whole_reply_replaces_the_base_and_a_part_of_one_is_laid_over_it() -> 
     assert sorted(read_program(CODER_REPLY, base, "cpu").files) == ["program.py"]
     part = "### helper.h\n```cpp\nstatic int x;\n```\n"
     assert sorted(read_program(part, base, "cpu").files) == ["helper.h", "kernels.cpp", "program.py"]
+
+
+def test_edits_and_a_manifest_make_one_program() -> None:
+    base = read_program(reply(), None, "cpu")
+    edit = (
+        "### kernels.cpp\n```\n<<<<<<< SEARCH\n"
+        f"{SOURCE}\n=======\n{SOURCE.replace('float s', 'float s, float t')}\n>>>>>>> REPLACE\n```\n"
+    )
+    with pytest.raises(ProgramError, match="has 6 parameters"):
+        read_program(edit, base, "cpu")
+    arguments = [*ARGUMENTS, {"name": "t", "kind": "scalar", "dtype": "float32"}]
+    manifest = reply(arguments=arguments).partition("### manifest.json")[2]
+    program = read_program(f"{edit}\n### manifest.json{manifest}", base, "cpu")
+    assert program.manifest is not None
+    assert [argument.name for argument in program.manifest.launchers[0].arguments] == ["x", "y", "n", "s", "t"]
 
 
 def test_what_a_reply_says_is_told_apart_from_its_code_and_its_edits() -> None:

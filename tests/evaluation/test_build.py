@@ -16,9 +16,10 @@ import pytest
 from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation.build import Build, build
 from stitchcuda.evaluation.build_errors import certain_error, digest
-from stitchcuda.evaluation.build_tools import arch_number, torch_openmp
+from stitchcuda.evaluation.build_tools import arch_number
 from stitchcuda.evaluation.integrity.sass import find_cuobjdump
 from stitchcuda.evaluation.jail import Jail, jail
+from stitchcuda.program.compilers import torch_openmp
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
 from tests.program.samples import CPU_SOURCE, CUDA_SOURCE, ENTRY, HEADER, cpu_program, cuda_program

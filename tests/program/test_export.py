@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 
 from stitchcuda.errors import ProgramError
+from stitchcuda.evaluation.build_tools import find_nvcc
 from stitchcuda.evaluation.integrity.inspect import inspect_program
+from stitchcuda.program import compilers
 from stitchcuda.program.export import to_kernelbench, to_package
 from stitchcuda.program.model import Program
 from stitchcuda.task.model import Target
@@ -36,13 +40,39 @@ print("fine")
 """
 
 
-def run_python(code: str, folder: Path) -> str:
+def run_python(code: str, folder: Path, **variables: str) -> str:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        cwd=folder,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+STRANGER = "import os, sys, torch, torch.profiler\nos.getuid() or os.setuid(65534)\nsys.dont_write_bytecode = True\n"
+"""Goes on as a user who may not write where root may."""
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    """A folder that other users reach, which pytest's own are not, with ``tmp`` that they may write to."""
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="stitchcuda_test_") as name:
+        (Path(name) / "tmp").mkdir()
+        (Path(name) / "tmp").chmod(0o777)
+        Path(name).chmod(0o755)
+        yield Path(name)
+        for path in [Path(name), *Path(name).rglob("*")]:
+            path.chmod(0o777)
+
+
+def close(folder: Path) -> None:
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o555 if path.is_dir() else 0o444)
 
 
 def test_a_package_builds_itself_on_first_import(tmp_path: Path) -> None:
@@ -54,6 +84,102 @@ def test_a_package_builds_itself_on_first_import(tmp_path: Path) -> None:
     run_python(CHECK.format(module="fast"), tmp_path)
     assert libraries[0].stat().st_mtime_ns == before
     assert "from fast import ModelNew" in (tmp_path / "fast" / "README.md").read_text()
+
+
+def test_a_built_package_is_used_from_where_nothing_can_be_written_nor_compiled(elsewhere: Path) -> None:
+    to_package(cpu_program(), elsewhere / "fast")
+    run_python("import fast", elsewhere)
+    close(elsewhere / "fast")
+    check = STRANGER + CHECK.format(module="fast")
+    assert run_python(check, elsewhere, PATH="/nowhere", TMPDIR=str(elsewhere / "tmp")) == "fine\n"
+    assert list((elsewhere / "tmp").iterdir()) == []
+
+
+def test_a_package_that_cannot_be_written_is_built_among_the_users_temporary_files(elsewhere: Path) -> None:
+    to_package(cpu_program(), elsewhere / "fast")
+    (elsewhere / "fast" / "build").mkdir()
+    (elsewhere / "fast" / "build" / "lock").touch()
+    close(elsewhere / "fast")
+    check = STRANGER + CHECK.format(module="fast")
+    assert run_python(check, elsewhere, TMPDIR=str(elsewhere / "tmp")) == "fine\n"
+    (folder,) = (elsewhere / "tmp").iterdir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert sorted(path.suffix for path in folder.iterdir()) == ["", ".so"]
+    assert run_python(check, elsewhere, TMPDIR=str(elsewhere / "tmp"), PATH="/nowhere") == "fine\n"
+
+
+def test_a_library_that_others_could_have_put_there_is_not_loaded(elsewhere: Path) -> None:
+    to_package(cpu_program(), elsewhere / "fast")
+    close(elsewhere / "fast")
+    uid = os.getuid() or 65534
+    (elsewhere / "tmp" / f"stitchcuda_build_{uid}").mkdir()
+    (elsewhere / "tmp" / f"stitchcuda_build_{uid}").chmod(0o777)
+    code = f"{STRANGER}try:\n    import fast\nexcept ImportError as error:\n    print(error)"
+    said = run_python(code, elsewhere, TMPDIR=str(elsewhere / "tmp"))
+    assert "others can write to it" in said
+    assert "set STITCHCUDA_BUILD" in said
+
+
+MACHINES = {
+    "CUDA_HOME": "home/bin/nvcc",
+    "CUDA_PATH": "path/bin/nvcc",
+    "on PATH": "bin/nvcc",
+    "usual folder": "opt/bin/nvcc",
+    "wheels": "site/nvidia/cuda_nvcc/bin/nvcc",
+}
+"""Where nvcc is first found, while all later ones are there too."""
+
+
+@pytest.mark.parametrize("first", MACHINES)
+def test_a_package_finds_the_compiler_that_the_evaluation_finds(
+    first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in list(MACHINES)[list(MACHINES).index(first) :]:
+        (tmp_path / MACHINES[place]).parent.mkdir(parents=True)
+        (tmp_path / MACHINES[place]).touch(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "path"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(compilers, "CUDA_FOLDERS", (str(tmp_path / "opt"),))
+    to_package(cuda_program(), tmp_path / "fast")
+    carried: dict[str, Any] = {"__file__": str(tmp_path / "fast" / "bindings.py"), "__name__": "bindings"}
+    bindings = (tmp_path / "fast" / "bindings.py").read_text()
+    exec(bindings.partition("_library_path = ")[0], carried)
+    carried["CUDA_FOLDERS"] = compilers.CUDA_FOLDERS
+    assert carried["look_for_nvcc"]() == find_nvcc() == str(tmp_path / MACHINES[first])
+
+
+@pytest.mark.skipif(compilers.look_for_nvcc() is None, reason="there is no nvcc")
+def test_a_cuda_package_compiles_for_the_gpu_that_is_there(tmp_path: Path) -> None:
+    to_package(cuda_program(), tmp_path / "fast")
+    run_python("import torch\ntorch.cuda.get_device_capability = lambda: (9, 0)\nimport fast", tmp_path)
+    (library,) = (tmp_path / "fast" / "build").glob("*.so")
+    assert b"sm_90a" in library.read_bytes()
+
+
+def test_a_package_is_built_with_what_there_is_where_cxx_names_no_compiler(tmp_path: Path) -> None:
+    to_package(cpu_program(), tmp_path / "fast")
+    assert run_python(CHECK.format(module="fast"), tmp_path, CXX="no-such-compiler") == "fine\n"
+
+
+@pytest.mark.skipif(compilers.torch_openmp() is None, reason="this torch ships no OpenMP runtime")
+def test_a_package_shares_torchs_pool_of_threads(tmp_path: Path) -> None:
+    to_package(cpu_program(), tmp_path / "fast")
+    loaded = "{path for path in open('/proc/self/maps').read().split() if 'libgomp' in path or 'libiomp' in path}"
+    code = f"import torch, fast\ntorch.ones(10**6).exp()\nprint(len({loaded}))"
+    assert run_python(code, tmp_path) == "1\n"
+
+
+def test_torchs_openmp_runtime_may_lie_beside_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = tmp_path / "torch.libs" / "libgomp-a34b3233.so.1.0.0"
+    for path in (tmp_path / "torch" / "__init__.py", runtime):
+        path.parent.mkdir()
+        path.touch()
+    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert compilers.torch_openmp.__wrapped__() == runtime
 
 
 def test_a_package_with_helper_modules_keeps_their_imports(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
+import time
 
 import pytest
 from hypothesis import given
@@ -144,6 +147,138 @@ def test_an_edit_that_does_not_fit_is_said_in_a_sentence(reply: str, sentence: s
         parse_edits(reply, BASE)
 
 
+NATIVE = parse_reply(
+    fence(ENTRY, "python program.py") + fence(KERNEL, "cpp kernels.cpp") + fence(f"{MANIFEST}\n", "json manifest.json")
+)
+ONE_MORE = json.loads(MANIFEST)
+ONE_MORE["launchers"][0]["arguments"].append({"name": "m", "kind": "scalar", "dtype": "int64"})
+WIDER = KERNEL.replace("long n", "long n, long m")
+
+
+def in_a_fence(text: str) -> str:
+    name, _, marks = text.partition("\n")
+    return f"### {name}\n```\n{marks}```\n"
+
+
+CHANGE = in_a_fence(edit(KERNEL.rstrip(), WIDER.rstrip()))
+
+
+@pytest.mark.parametrize("marks", ["", "unclosed"])
+def test_whole_files_may_stand_beside_edits(marks: str) -> None:
+    manifest = f"### manifest.json\n{fence(json.dumps(ONE_MORE) + chr(10), 'json')}"
+    entry = fence(ENTRY + "# more\n", "python program.py")
+    change = CHANGE.removesuffix("```\n") if marks else CHANGE
+    program = parse_reply(f"Both.\n{manifest}{entry}{change}", base=NATIVE)
+    assert program.files == {"program.py": ENTRY + "# more\n", "kernels.cpp": WIDER}
+    assert program.manifest is not None
+    assert [argument.name for argument in program.manifest.launchers[0].arguments] == ["x", "y", "n", "m"]
+
+
+def test_a_file_is_edited_or_sent_whole_but_not_both() -> None:
+    assert parse_reply(CHANGE + fence(WIDER, "cpp kernels.cpp"), base=NATIVE).files["kernels.cpp"] == WIDER
+    with pytest.raises(ProgramError, match=r"edits kernels\.cpp and holds another kernels\.cpp"):
+        parse_reply(CHANGE + fence(KERNEL, "cpp kernels.cpp"), base=NATIVE)
+
+
+def test_a_whole_file_beside_edits_is_not_lost_to_a_fence_that_is_open_or_cut_off() -> None:
+    manifest = f"### manifest.json\n{fence(json.dumps(ONE_MORE) + chr(10), 'json')}"
+    with pytest.raises(ProgramError, match="not closed before the next"):
+        parse_reply(CHANGE.removesuffix("```\n") + manifest, base=NATIVE)
+    with pytest.raises(ProgramError, match="cut off"):
+        parse_reply(CHANGE + manifest[:-5], base=NATIVE)
+
+
+@pytest.mark.parametrize(
+    "heading",
+    [
+        "### kernels.cpp (updated)",
+        "### kernels.cpp - new reduction",
+        "### `kernels.cpp` — kernels (and the launcher)",
+        "#### 2. kernels.cpp: one pass",
+        "### File 2: kernels.cpp",
+        "**File 2:** `kernels.cpp`",
+        "### Updated kernels.cpp",
+        "**kernels.cpp** (changed)",
+        "**kernels.cpp (changed)**",
+        "`kernels.cpp` [new]:",
+    ],
+)
+def test_a_heading_may_say_more_than_the_name(heading: str) -> None:
+    sent = f"{heading}\n{fence(WIDER, 'cpp')}"
+    assert parse_reply(sent, base=NATIVE).files["kernels.cpp"] == WIDER
+    entry, manifest = fence(ENTRY, "python program.py"), fence(f"{MANIFEST}\n", "json manifest.json")
+    assert parse_reply(sent + entry + manifest).files["kernels.cpp"] == WIDER
+    edited = f"{in_a_fence(edit('', 'int n;', 'other.cpp'))}{sent}"
+    assert parse_reply(edited, base=NATIVE).files["kernels.cpp"] == WIDER
+
+
+@pytest.mark.parametrize("heading", ["### kernels.cpp (two places)", "**kernels.cpp** - the launcher"])
+def test_an_edit_goes_to_the_file_of_a_heading_that_says_more(heading: str) -> None:
+    text = f"### program.py\n\n{heading}\n```\n{edit(KERNEL.rstrip(), WIDER.rstrip(), name='')}```\n"
+    assert parse_reply(text, base=NATIVE).files["kernels.cpp"] == WIDER
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"### kernels.cpp (the loop)\n{fence('for (;;) {}' + chr(10), 'cpp')}",
+        f"`kernels.cpp` - the launcher calls\n{fence('scale(x, y, n, stream);' + chr(10))}",
+        f"### aten/src/SoftMax.cu (as PyTorch does it)\n{fence('int soft;' + chr(10), 'cuda')}",
+        fence("x += y;\n", "cuda"),
+        f"The launcher becomes\n{fence('extern C int scale(long n) { return 0; }' + chr(10), 'cpp')}",
+    ],
+)
+def test_a_few_lines_that_illustrate_are_no_file(lines: str) -> None:
+    files = fence(ENTRY, "python program.py") + fence(WIDER, "cpp kernels.cpp")
+    for reply in (lines + files, files + lines):
+        assert parse_reply(reply, base=NATIVE).files == {"program.py": ENTRY, "kernels.cpp": WIDER}
+    assert parse_reply(lines + CHANGE, base=NATIVE).files == {"program.py": ENTRY, "kernels.cpp": WIDER}
+
+
+def test_lines_of_the_base_may_be_quoted() -> None:
+    quoted = f"### kernels.cpp (now)\n{fence(KERNEL, 'cpp')}As it is:\n{fence(KERNEL, 'cpp')}"
+    program = parse_reply(quoted + fence(ENTRY + "# more\n", "python program.py"), base=NATIVE)
+    assert program.files == {"program.py": ENTRY + "# more\n", "kernels.cpp": KERNEL}
+
+
+@pytest.mark.parametrize(
+    ("lines", "name"),
+    [
+        (f"The kernels are now\n{fence(WIDER, 'cpp')}", "kernels.cpp"),
+        (f"The manifest is now\n{fence(json.dumps(ONE_MORE) + chr(10), 'json')}", "manifest.json"),
+        (f"The module is now\n{fence(ENTRY + '# more' + chr(10))}", "program.py"),
+    ],
+)
+def test_a_file_without_a_name_is_not_lost(lines: str, name: str) -> None:
+    edited = in_a_fence(edit("", "int n;", "other.cpp"))
+    with pytest.raises(ProgramError, match=f"looks like {re.escape(name)}"):
+        parse_reply(edited + lines, base=NATIVE)
+    if name != "program.py":
+        with pytest.raises(ProgramError, match=f"looks like {re.escape(name)}"):
+            parse_reply(fence(ENTRY + "# more\n", "python program.py") + lines, base=NATIVE)
+
+
+def test_a_list_of_files_before_a_block_names_none() -> None:
+    files = "1. `program.py` - calls\n2. `kernels.cpp` - the kernels\n\n"
+    assert parse_reply(files + fence(ENTRY)).files == {"program.py": ENTRY}
+    assert parse_reply(f"**model.py** (all of it)\n{fence(ENTRY)}").files == {"program.py": ENTRY}
+
+
+def test_a_name_that_begins_like_a_word_for_files_is_kept() -> None:
+    reply = fence(ENTRY, "python program.py") + f"### file_ops.h\n{fence('int x;' + chr(10), 'cpp')}"
+    assert sorted(parse_reply(reply).files) == ["file_ops.h", "program.py"]
+
+
+@pytest.mark.parametrize("line", ["_", "**", " ", "a.py ", "a.py*", "```:", "### k.cpp (", "`File "])
+def test_a_reply_is_read_in_a_time_that_grows_with_its_length(line: str) -> None:
+    long = f"{line * 30_000}\n{line}{line[-1] * 30_000}!\n"
+    began = time.process_time()
+    for text in (long, f"{long}{CHANGE}"):
+        with contextlib.suppress(ProgramError):
+            parse_reply(text, base=NATIVE)
+    assert time.process_time() - began < 2
+
+
 PIECES = st.sampled_from(
     [
         "```python program.py\n",
@@ -155,6 +290,7 @@ PIECES = st.sampled_from(
         MANIFEST,
         "\n",
         "### k.cu\n",
+        "**k.cu** (new)\n",
         "<<<<<<< SEARCH\n",
         "=======\n",
         ">>>>>>> REPLACE\n",

@@ -12,9 +12,9 @@ import ast
 import re
 from typing import Literal
 
-from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
 from stitchcuda.program.model import ENTRY, Argument, Launcher, Program
+from stitchcuda.program.validate import tree_of
 
 _C_TYPES: dict[str, frozenset[str]] = {
     "float32": frozenset({"float"}),
@@ -58,8 +58,8 @@ def read_program(text: str, base: Program | None, target: Literal["cuda", "cpu"]
 def files_of(text: str, base: Program | None) -> Program:
     """The Program in a reply.
 
-    Search/replace blocks edit ``base``. A reply that is a whole program by itself replaces ``base``; otherwise its
-    files replace those of the same name. Raises ProgramError.
+    Search/replace blocks edit ``base``, and whole files beside them replace its own. A reply that is a whole program
+    by itself replaces ``base``; otherwise its files replace those of the same name. Raises ProgramError.
     """
     from stitchcuda.program.parse import parse_edits, parse_reply
 
@@ -115,16 +115,12 @@ def _whole(text: str) -> Program | None:
 
 
 def imported_launchers(program: Program) -> list[str]:
-    """Names that the Program's Python files import from ``bindings``, in order."""
+    """Names that the Program's Python files import from ``bindings``, in order. Raises ProgramError."""
     names: list[str] = []
     for path, source in program.files.items():
         if not path.endswith(".py"):
             continue
-        try:
-            tree = syntax.parse(source)
-        except SyntaxError as error:
-            raise ProgramError(f"{path} is not valid Python: {error.msg} in line {error.lineno}") from None
-        for node in ast.walk(tree):
+        for node in ast.walk(tree_of(source, path)):
             if isinstance(node, ast.ImportFrom) and node.module == "bindings":
                 names += [alias.name for alias in node.names]
     return names

@@ -1,22 +1,19 @@
-"""The compilers: where they are, which they are, and the command lines that turn a source into an object and
-objects into a library. Running them is ``evaluation.build``."""
+"""The compilers: which they are, and the command lines that turn a source into an object and objects into a library.
+Where they are says ``program.compilers``; running them is ``evaluation.build``."""
 
 from __future__ import annotations
 
 import functools
-import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stitchcuda.errors import ToolMissing
+from stitchcuda.program.compilers import cpu_features, look_for_cxx, look_for_nvcc, openmp_link, torch_openmp
 from stitchcuda.program.flags import CXX_FLAGS, NVCC_FLAGS, NVCC_LINK_FLAGS
-
-CUDA_FOLDERS = ("/usr/local/cuda", "/opt/cuda", "/usr/lib/cuda")
 
 
 @dataclass(frozen=True)
@@ -58,17 +55,11 @@ def cuda_toolchain(arch: str, libraries: tuple[str, ...] = ()) -> Toolchain:
 
 
 def cpu_toolchain(arch: str) -> Toolchain:
-    """g++ for ``-march=ARCH``. Raises ToolMissing when there is no g++.
-
-    Links against the OpenMP runtime that torch has loaded, so that both share one pool of threads: two pools
-    whose idle threads spin fight over the cores.
-    """
+    """g++ for ``-march=ARCH``. Raises ToolMissing when there is no g++."""
     cxx = find_cxx()
     features = cpu_features() if arch == "native" else ""
     runtime = torch_openmp()
-    link: tuple[str, ...] = ("-Wl,-z,defs", "-fopenmp")
-    if runtime is not None:
-        link = ("-Wl,-z,defs", f"-L{runtime.parent}", f"-l:{runtime.name}", "-lpthread", "-lm")
+    link = ("-Wl,-z,defs", *openmp_link())
     roots = ("/usr", installed_in(cxx), *([str(runtime.parent)] if runtime is not None else []))
     identity = f"{version_of(cxx)} {features}"
     return Toolchain(cxx, (*CXX_FLAGS, f"-march={arch}"), link, identity, ".cpp", tuple(dict.fromkeys(roots)))
@@ -96,20 +87,9 @@ def arch_number(arch: str) -> str:
 
 
 def find_nvcc() -> str:
-    """Path of nvcc: on PATH, under CUDA_HOME, in the usual folders, or in NVIDIA's Python wheels."""
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), *CUDA_FOLDERS]
-    for home in homes[:2]:
-        if home and os.access(f"{home}/bin/nvcc", os.X_OK):
-            return f"{home}/bin/nvcc"
-    if found := shutil.which("nvcc"):
+    """Path of nvcc, where ``program.compilers`` looks. Raises ToolMissing."""
+    if found := look_for_nvcc():
         return found
-    for home in homes[2:]:
-        if os.access(f"{home}/bin/nvcc", os.X_OK):
-            return f"{home}/bin/nvcc"
-    specification = importlib.util.find_spec("nvidia")
-    for folder in (specification.submodule_search_locations or []) if specification else []:
-        for path in sorted(Path(folder).glob("*/bin/nvcc")):
-            return str(path)
     raise ToolMissing(
         "nvcc is not on this machine (looked on PATH, in CUDA_HOME and /usr/local/cuda); install the CUDA toolkit, "
         "or run with --target cpu"
@@ -117,10 +97,9 @@ def find_nvcc() -> str:
 
 
 def find_cxx() -> str:
-    """Path of the C++ compiler: $CXX, else g++, else c++."""
-    for name in (os.environ.get("CXX", ""), "g++", "c++"):
-        if name and (found := shutil.which(name)):
-            return found
+    """Path of the C++ compiler, where ``program.compilers`` looks. Raises ToolMissing."""
+    if found := look_for_cxx():
+        return found
     raise ToolMissing("no C++ compiler is on this machine; install g++ (Debian and Ubuntu: apt install g++)")
 
 
@@ -156,28 +135,3 @@ def _version(compiler: str, mtime_ns: int, size: int) -> str:
     except (OSError, subprocess.SubprocessError) as error:
         raise ToolMissing(f"{compiler} does not run ({error}); repair or reinstall it") from None
     return done.stdout.strip()
-
-
-@functools.cache
-def cpu_features() -> str:
-    """What -march=native depends on: vendor, family, model and flags of the first CPU."""
-    wanted = ("vendor_id", "cpu family", "model", "model name", "flags", "Features", "CPU part")
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0]
-    except OSError:
-        return ""
-    fields = (line.split(":", 1) for line in text.splitlines() if ":" in line)
-    return ";".join(value.strip() for name, value in fields if name.strip() in wanted)
-
-
-@functools.cache
-def torch_openmp() -> Path | None:
-    """The OpenMP runtime that torch's wheel ships (``libgomp.so.1`` or ``libgomp-HASH.so.1``), if it does."""
-    specification = importlib.util.find_spec("torch")
-    if specification is None or not specification.submodule_search_locations:
-        return None
-    folder = Path(next(iter(specification.submodule_search_locations)))
-    for place in (folder / "lib", folder.parent / "torch.libs"):
-        for path in sorted(place.glob("libgomp*.so*")):
-            return path
-    return None

@@ -36,10 +36,11 @@ from stitchcuda.errors import InfrastructureError, ToolMissing
 from stitchcuda.evaluation import nvrtc_entry
 from stitchcuda.evaluation.build_cache import BuildCache
 from stitchcuda.evaluation.build_errors import digest
-from stitchcuda.evaluation.build_tools import CUDA_FOLDERS, arch_number, cuda_roots, find_nvcc
+from stitchcuda.evaluation.build_tools import arch_number, cuda_roots, find_nvcc
 from stitchcuda.evaluation.integrity.static_native import native_macros, outside_files
 from stitchcuda.evaluation.jail import Jail, jail
 from stitchcuda.evaluation.jail_entry import SETUP_FAILED
+from stitchcuda.program.compilers import CUDA_FOLDERS
 
 SOURCE = "kernel.cu"
 VERSION = 1

@@ -130,7 +130,7 @@ def fingerprint_of(source: str) -> str:
     of its words."""
     try:
         tree = syntax.parse(source)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError):
         return hashlib.sha256(" ".join(source.split()).encode()).hexdigest()
     body: list[ast.stmt] = [node for node in tree.body if isinstance(node, (ast.ClassDef, ast.FunctionDef))]
     classes: list[ast.stmt] = [node for node in body if isinstance(node, ast.ClassDef)]

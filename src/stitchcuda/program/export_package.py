@@ -7,74 +7,38 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import keyword
 import shutil
 import sys
 from pathlib import Path
+from types import ModuleType
 
 from stitchcuda import syntax
 from stitchcuda.errors import ProgramError
-from stitchcuda.program import imports
+from stitchcuda.program import compilers, imports, package_build
 from stitchcuda.program.bindings import render
 from stitchcuda.program.files import write_program
 from stitchcuda.program.flags import CXX_FLAGS, NVCC_FLAGS, NVCC_LINK_FLAGS, native_sources
 from stitchcuda.program.model import Manifest, Program
 from stitchcuda.program.validate import validate
 
-_BUILD = '''
-def _build():
-    """Path of the compiled library: from the build folder, or made there now by {compiler}."""
-    import fcntl
-    import hashlib
-    import shutil
-    import subprocess
-    import tempfile
+_FIND = {
+    "cuda": ("look_for_nvcc", "nvcc is missing; install the CUDA toolkit"),
+    "cpu": ("look_for_cxx", "g++ is missing; install it"),
+}
 
-    here = os.path.dirname(os.path.abspath(__file__))
-    compiler = {find}
-    if compiler is None:
-        raise ImportError({missing!r})
-    flags = {flags!r}
-    link = {link!r}
-{machine}
-    key = hashlib.sha256(repr((compiler, flags, link, machine)).encode())
-    for name in {files!r}:
-        with open(os.path.join(here, name), "rb") as file:
-            key.update(file.read())
-    folder = os.environ.get("STITCHCUDA_BUILD") or os.path.join(here, "build")
-    try:
-        os.makedirs(folder, exist_ok=True)
-    except OSError:
-        folder = os.path.join(tempfile.gettempdir(), f"stitchcuda_build_{{os.getuid()}}")
-        os.makedirs(folder, mode=0o700, exist_ok=True)
-    library = os.path.join(folder, "kernels_" + key.hexdigest()[:16] + ".so")
-    with open(os.path.join(folder, "lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not os.path.exists(library):
-            sources = [os.path.join(here, name) for name in {sources!r}]
-            command = [compiler, *flags, "-shared", *sources, *link, "-o", library + ".part"]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise ImportError("compiling failed: " + " ".join(command) + "\\n" + done.stderr[-4000:])
-            os.replace(library + ".part", library)
-    return library
-
-
-'''
-
-_CUDA_MACHINE = """    major, minor = torch.cuda.get_device_capability()
-    machine = f"{major}{minor}" + ("a" if major >= 9 else "")
-    flags += [f"-gencode=arch=compute_{machine},code=sm_{machine}"]"""
-
-_CUDA_FIND = """shutil.which(os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", "nvcc"))
-    compiler = compiler or shutil.which("nvcc")"""
-
-_CPU_MACHINE = """    with open("/proc/cpuinfo") as file:
-        machine = [line for line in file.read().split("\\n\\n")[0].splitlines() if line[:5] in ("model", "flags")]
-    runtimes = os.path.join(os.path.dirname(torch.__file__), "lib")
-    hashed = sorted(name for name in os.listdir(runtimes) if name.startswith("libgomp-"))
-    if hashed:  # torch's own OpenMP runtime, so that both share one pool of threads
-        link = ["-L" + runtimes, "-l:" + hashed[0], *link]"""
+_BUILD = """_library_path = built_library(
+    os.path.dirname(os.path.abspath(__file__)),
+    {find},
+    {missing!r},
+    files={files!r},
+    sources={sources!r},
+    flags={flags},
+    link={link},
+    machine={machine},
+)
+"""
 
 MARK = "``ModelNew`` takes the place of the reference ``Model``: same constructor, same parameters, same call."
 """Stands in every package, and tells one from a folder that holds something else."""
@@ -95,8 +59,8 @@ def to_package(
 ) -> None:
     """Write an importable folder: ``from FOLDER import ModelNew`` works with torch and a compiler alone.
 
-    The library is compiled on first import by nvcc or g++ for the GPU or CPU that is there, into ``build/``
-    inside the folder, or into $STITCHCUDA_BUILD. ``replace``: an earlier package there is removed first.
+    The library is compiled on first import by nvcc or g++ for the GPU or CPU that is there, as ``package_build`` says:
+    the package carries that file's text. ``replace``: an earlier package there is removed first.
     Raises ProgramError for an invalid Program, for a name that Python cannot import, and when ``folder`` holds
     something else already or cannot be written.
     """
@@ -150,20 +114,31 @@ def _bindings(program: Program, manifest: Manifest) -> str:
     key = hashlib.sha256(program.digest.encode()).hexdigest()[:12]
     text = render(manifest, f"kernels_{key}")
     native = sorted(path for path in program.files if not path.endswith((".py", ".md", ".txt", ".json")))
+    find, missing = _FIND[manifest.target]
+    if cuda:
+        flags = f"[*{list(NVCC_FLAGS)!r}, gencode(torch.cuda.get_device_capability())]"
+        libraries = [*NVCC_LINK_FLAGS, *(f"-l{name}" for name in manifest.libraries)]
+        link, machine = f"[gencode(torch.cuda.get_device_capability()), *{libraries!r}]", "''"
+    else:
+        flags, link, machine = repr([*CXX_FLAGS, "-march=native"]), "openmp_link()", "cpu_features()"
     build = _BUILD.format(
-        compiler="nvcc" if cuda else "g++",
-        find=_CUDA_FIND if cuda else 'shutil.which(os.environ.get("CXX", "g++"))',
-        missing="nvcc is missing; install the CUDA toolkit" if cuda else "g++ is missing; install it",
-        flags=list(NVCC_FLAGS if cuda else (*CXX_FLAGS, "-march=native")),
-        link=[*NVCC_LINK_FLAGS, *(f"-l{name}" for name in manifest.libraries)] if cuda else [],
-        machine=_CUDA_MACHINE if cuda else _CPU_MACHINE,
+        find=find,
+        missing=missing,
         files=native,
         sources=native_sources(program.files, manifest.target),
+        flags=flags,
+        link=link,
+        machine=machine,
     )
     lines = text.splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if line.startswith("_library_path = "))
-    lines[at] = f"{build}_library_path = _build()\n"
+    lines[at] = f"\n{_text_of(compilers)}\n\n{_text_of(package_build)}\n\n{build}"
     return "".join(lines)
+
+
+def _text_of(module: ModuleType) -> str:
+    """A module's text below its docstring."""
+    return inspect.getsource(module).split('"""', 2)[2].lstrip()
 
 
 def _readme(program: Program, name: str, title: str) -> str:
@@ -176,7 +151,9 @@ def _readme(program: Program, name: str, title: str) -> str:
         lines += [
             f"Needs {', '.join(needs[:-1])} and {needs[-1]}.",
             "The sources are compiled once, on first import, for the device that is there,",
-            "into `build/` beside this file, or into the folder that `STITCHCUDA_BUILD` names.",
+            "into `build/` beside this file, or into the folder that `STITCHCUDA_BUILD` names. Once that is done, no",
+            "compiler is needed, and the folder may be read-only or another user's. Where nothing is compiled yet and",
+            "that folder cannot be written, each user gets one among the temporary files.",
             "",
             "Launchers, in plain C (`bindings.py` checks the arguments and passes the current stream):",
             "",

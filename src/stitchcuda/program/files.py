@@ -59,7 +59,7 @@ def parse_manifest(text: str) -> Manifest:
     """A Manifest from its JSON text. Raises ProgramError that names the field which is wrong."""
     try:
         raw: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(f"{MANIFEST} is not valid JSON: {error}") from None
     try:
         return Manifest.model_validate(raw)

@@ -6,20 +6,26 @@ Every error is a sentence that can be sent back to the model as it is.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from stitchcuda.errors import ProgramError
 from stitchcuda.program.files import parse_manifest
-from stitchcuda.program.model import ENTRY, MANIFEST, Program
+from stitchcuda.program.model import ENTRY, MANIFEST, Manifest, Program
 from stitchcuda.program.validate import validate
 
-_FENCE = re.compile(r"^ {0,3}(?P<marks>`{3,}|~{3,})(?P<info>[^`\n]*)$")
+_FENCE = re.compile(r"^ {0,3}(?P<marks>`{3,}|~{3,})(?P<info>[^`\n]{0,500})$")
 _ENDING = r"\.(?:py|cuh?|cpp|cc|hpp|h|inl|json)"
 _NAME = rf"[./~\\\w+-]*\w{_ENDING}"
 _INFO_NAME = re.compile(rf"(?:^|[\s=:\"'])(?P<name>[./~\\\w:+-]*\w{_ENDING})(?=$|[\s\"'])")
-_HEADING = re.compile(
-    rf"^\s*(?:#{{1,6}}\s+)?(?:\d+[.)]\s+)?(?:[Ff]ile(?:name)?:?\s*)?[*_`\"]*(?P<name>{_NAME})[*_`\":]*\s*:?\s*$"
+# Possessive (*+) where what follows can match the same, and fences bounded: long lines would cost their square.
+_FILE = rf"[*_`\"]*+(?:[Ff]ile(?:name)?(?:\s+\d+)?[:\s][*_`\"\s]*+)?(?P<name>{_NAME})[*_`\":]*+"
+_HEADING = re.compile(rf"^\s*(?:#{{1,6}}\s+)?(?:\d+[.)]\s+)?{_FILE}\s*+:?\s*$")
+_REMARKED = re.compile(
+    rf"^\s*(?:#{{1,6}}\s+(?:\d+[.)]\s+)?(?:[A-Za-z]+\s+)?|(?=[*`])){_FILE}"
+    r"(?:\s*[(\[][^()\[\]]*[)\]])?[*_`:]*(?:\s+[-–—]\s.*|(?<=:)\s.*)?\s*$"
 )
+"""Says more than the name, as ``### Updated kernels.cpp (faster)`` or ``**kernels.cpp** - a new reduction``."""
 _FIRST_LINE = re.compile(
     rf"^\s*(?://|#|/\*|<!--)\s*(?:[Ff]ile(?:name)?|[Pp]ath)\s*:\s*(?P<name>{_NAME})\s*(?:\*/|-->)?\s*$"
 )
@@ -27,15 +33,23 @@ _ENTRY_CLASS = re.compile(r"^(?:class\s+ModelNew\b|ModelNew\s*=)", re.MULTILINE)
 _CODE_WORDS = frozenset(("python", "py", "cuda", "cu", "cpp", "c++", "c", "cxx", "json"))
 
 SEARCH, DIVIDER, REPLACE = "<<<<<<< SEARCH", "=======", ">>>>>>> REPLACE"
+_OPENED_INSIDE = re.compile(rf"^ {{0,3}}(?:`{{3,}}|~{{3,}})[^`\n]+\n(?!{SEARCH})", re.MULTILINE)
+_CUT_OFF = (
+    "the reply ends in the middle of a code block, so it was probably cut off; send the files again, shorter, each "
+    "closed by its fence"
+)
 
 
 @dataclass
 class _Block:
-    """One fenced block: its language word, what names it, and its text."""
+    """One fenced block: its language word, what names it, and its text. Not ``sure`` is the name in a heading that says
+    more: it may as well stand over a few lines of the file."""
 
     language: str
     name: str | None
     text: str
+    sure: bool = True
+    closed: bool = True
 
 
 @dataclass
@@ -53,29 +67,20 @@ def parse_reply(text: str, *, base: Program | None = None) -> Program:
     defines ModelNew is ``program.py``. A block named ``manifest.json`` becomes the manifest. With ``base``, its
     files stay unless the reply has a file of the same name, and a reply of search/replace blocks edits it.
 
-    Raises ProgramError for a reply without code, cut in the middle of a block, or with two different files of
-    one name, and for everything that validation refuses.
+    Raises ProgramError for a reply without code, cut in the middle of a block, with two different files of one
+    name, or with a file that has no name, and for everything that validation refuses.
     """
     if SEARCH in text and base is not None:
         return parse_edits(text, base)
     blocks = _blocks(text)
-    files: dict[str, str] = {}
-    unnamed: list[_Block] = []
-    for block in blocks:
-        if block.name is None:
-            unnamed.append(block)
-            continue
-        name = block.name.removeprefix("./")
-        if name in files and files[name] != block.text:
-            raise ProgramError(f"the reply holds two different files named {name}; send each file once")
-        files[name] = block.text
+    files, unnamed = _sorted_out(blocks, base)
     if ENTRY not in files:
         _adopt_entry(files, unnamed, base)
     if not files:
         raise ProgramError(
             "the reply holds no code; send each file whole in a fenced block with its name, as in ```python program.py"
         )
-    return _assemble(files, base)
+    return _assemble(files, unnamed, base)
 
 
 def holds_files(text: str) -> bool:
@@ -83,28 +88,34 @@ def holds_files(text: str) -> bool:
 
     Raises ProgramError for a reply that is cut in the middle of a block.
     """
-    return SEARCH in text or any(block.name or _ENTRY_CLASS.search(block.text) for block in _blocks(text))
+    if SEARCH in text:
+        return True
+    return any((block.name and block.sure) or _ENTRY_CLASS.search(block.text) for block in _blocks(text))
 
 
 def parse_edits(text: str, base: Program) -> Program:
-    """``base`` with the reply's search/replace blocks applied, each of which must match exactly once.
+    """``base`` with the reply's search/replace blocks applied, each of which must match exactly once, and with the
+    whole files that are named besides.
 
     A block is a file's name on a line of its own (or on the fence, or in a heading), then
     ``<<<<<<< SEARCH``, the old lines, ``=======``, the new lines and ``>>>>>>> REPLACE``. An empty search makes a
     new file. Without a name the block goes to the only file in which it matches.
 
-    Raises ProgramError when there is no block, one is cut off, or one matches nowhere or more than once.
+    Raises ProgramError when there is no block, one is cut off, one matches nowhere or more than once, or a file is
+    both edited and sent otherwise, and as ``parse_reply`` does.
     """
-    edits = _edits(text)
+    edits, rest = _edits(text)
     if not edits:
         raise ProgramError(f"the reply holds no edit; write {SEARCH}, {DIVIDER} and {REPLACE} on lines of their own")
     manifest_text = base.manifest.model_dump_json(indent=2) + "\n" if base.manifest is not None else None
     files = dict(base.files)
     if manifest_text is not None:
         files[MANIFEST] = manifest_text
+    edited: set[str] = set()
     for number, edit in enumerate(edits, 1):
         search, replace = "\n".join(edit.search), "\n".join(edit.replace)
         path = edit.path or _only_match(files, search, number)
+        edited.add(path)
         if not search.strip():
             if path in files and files[path].strip():
                 raise ProgramError(f"edit {number} has an empty SEARCH but {path} exists; quote the lines to replace")
@@ -113,20 +124,71 @@ def parse_edits(text: str, base: Program) -> Program:
         if path not in files:
             raise ProgramError(f"edit {number} is for {path}, which is not there (files: {', '.join(sorted(files))})")
         files[path] = _replace_once(files[path], search, replace, path, number)
-    manifest = parse_manifest(files.pop(MANIFEST)) if MANIFEST in files else None
-    program = Program(files=files, manifest=manifest)
-    validate(program)
-    return program
+    whole, unnamed = _sorted_out(_blocks_beside_edits(rest), base, edited)
+    sent = {path: files[path] for path in edited}
+    for path, content in whole.items():
+        if sent.setdefault(path, content) != content:
+            raise ProgramError(f"the reply edits {path} and holds another {path} besides; send one of the two")
+    return _assemble(sent, unnamed, base)
 
 
-def _assemble(files: dict[str, str], base: Program | None) -> Program:
+def _sorted_out(
+    blocks: list[_Block], base: Program | None, edited: Collection[str] = ()
+) -> tuple[dict[str, str], list[_Block]]:
+    """The files, and the blocks that have no name. A name that is not sure counts for a file that the program uses and
+    the reply has nowhere else, unless the block quotes ``base``."""
+    named = [(block.name.removeprefix("./"), block) for block in blocks if block.name is not None]
+    known = {name for name, block in named if block.sure} | set(edited)
+    files: dict[str, str] = {}
+    unnamed = [block for block in blocks if block.name is None]
+    for name, block in named:
+        if not block.sure and (name in known or _quotes(block, base) or not _is_used(name, named, base)):
+            unnamed.append(block)
+        elif files.setdefault(name, block.text) != block.text:
+            raise ProgramError(f"the reply holds two different files named {name}; send each file once")
+    return files, unnamed
+
+
+def _assemble(files: dict[str, str], unnamed: list[_Block], base: Program | None) -> Program:
+    """``base`` with ``files`` in it. Raises ProgramError for an unnamed block that is a file which they lack."""
+    sent = frozenset(files)
     manifest = base.manifest if base is not None else None
     if MANIFEST in files:
         manifest = parse_manifest(files.pop(MANIFEST))
-    merged = {**(base.files if base is not None else {}), **files}
-    program = Program(files=merged, manifest=manifest)
+    for block in unnamed:
+        path = _looks_like(block, manifest)
+        if path is not None and path not in sent and not _quotes(block, base):
+            raise ProgramError(
+                f"a block without a name looks like {path}, which the reply does not send otherwise; "
+                f"write ### {path} on the line before its fence"
+            )
+    program = Program(files={**(base.files if base is not None else {}), **files}, manifest=manifest)
     validate(program)
     return program
+
+
+def _is_used(name: str, named: list[tuple[str, _Block]], base: Program | None) -> bool:
+    """Whether the program has a file of that name already, or another of its files speaks of it."""
+    if name in (ENTRY, MANIFEST) or (base is not None and name in base.files):
+        return True
+    word = name.rpartition("/")[2].removesuffix(".py")
+    return any(word in block.text for other, block in named if other != name)
+
+
+def _quotes(block: _Block, base: Program | None) -> bool:
+    return base is not None and any(block.text.strip() in text for text in base.files.values())
+
+
+def _looks_like(block: _Block, manifest: Manifest | None) -> str | None:
+    """The file that an unnamed block must be, if it is no mere illustration."""
+    if _ENTRY_CLASS.search(block.text):
+        return ENTRY
+    if block.text.lstrip().startswith("{") and '"launchers"' in block.text:
+        return MANIFEST
+    for launcher in manifest.launchers if manifest is not None else ():
+        if re.search(rf"\bint\s+{re.escape(launcher.name)}\s*\([^;{{}}]*\{{", block.text):
+            return launcher.source
+    return None
 
 
 def _adopt_entry(files: dict[str, str], unnamed: list[_Block], base: Program | None) -> None:
@@ -149,6 +211,26 @@ def _adopt_entry(files: dict[str, str], unnamed: list[_Block], base: Program | N
 
 def _blocks(text: str) -> list[_Block]:
     """The fenced blocks in order. Raises ProgramError when the last one is not closed."""
+    blocks = _fenced(text)
+    if blocks and not blocks[-1].closed:
+        raise ProgramError(_CUT_OFF)
+    return blocks
+
+
+def _blocks_beside_edits(rest: str) -> list[_Block]:
+    """The blocks that are no edits. An edit needs no fence, so that of its fence only what it hides matters."""
+    blocks: list[_Block] = []
+    for block in _fenced(rest):
+        if SEARCH not in block.text:
+            if block.name is not None and not block.closed:
+                raise ProgramError(_CUT_OFF)
+            blocks.append(block)
+        elif _OPENED_INSIDE.search(block.text):
+            raise ProgramError("the fence around an edit is not closed before the next block; close each block")
+    return blocks
+
+
+def _fenced(text: str) -> list[_Block]:
     blocks: list[_Block] = []
     lines = text.splitlines()
     number = 0
@@ -166,13 +248,9 @@ def _blocks(text: str) -> list[_Block]:
         while number < len(lines) and not closing.match(lines[number]):
             body.append(lines[number])
             number += 1
-        if number == len(lines):
-            raise ProgramError(
-                "the reply ends in the middle of a code block, so it was probably cut off; send the files again, "
-                "shorter, each closed by its fence"
-            )
-        number += 1
         blocks.append(_named(info, before, body))
+        blocks[-1].closed = number < len(lines)
+        number += 1
         before = ""
     return blocks
 
@@ -181,6 +259,7 @@ def _named(info: str, before: str, body: list[str]) -> _Block:
     words = info.split()
     language = words[0].lower().split(":")[0].strip("{}.") if words else ""
     name: str | None = None
+    sure = True
     if match := _INFO_NAME.search(info):
         name = match["name"].lstrip(":")
         if ":" in name and re.match(r"[a-z+]{1,6}:", name):
@@ -190,25 +269,41 @@ def _named(info: str, before: str, body: list[str]) -> _Block:
         body = body[1:] if name == MANIFEST else body
     elif match := _HEADING.match(before):
         name = match["name"]
+    elif (match := _REMARKED.match(before)) and _fits(language, match["name"]):
+        name, sure = match["name"], False
     text = "\n".join(body)
-    return _Block(language, name, text.rstrip("\n") + "\n" if text.strip() else "")
+    return _Block(language, name, text.rstrip("\n") + "\n" if text.strip() else "", sure)
 
 
-def _edits(text: str) -> list[_Edit]:
+def _fits(language: str, name: str) -> bool:
+    """Whether a fence's language word may stand over a file of that name."""
+    if language not in _CODE_WORDS:
+        return True
+    return (language in ("python", "py"), language == "json") == (name.endswith(".py"), name.endswith(".json"))
+
+
+def _edits(text: str) -> tuple[list[_Edit], str]:
+    """The edits, and the text around them, in which each is its first line."""
     edits: list[_Edit] = []
+    rest: list[str] = []
     current: _Edit | None = None
     side = ""
     path = ""
     for line in text.splitlines():
         stripped = line.rstrip()
         if current is None:
+            rest.append(line)
             if stripped == SEARCH or stripped.startswith(f"{SEARCH} "):
                 path = stripped.removeprefix(SEARCH).strip(" `") or path
                 current, side = _Edit(path), "search"
             elif fence := _FENCE.match(line):
                 if match := _INFO_NAME.search(fence["info"].strip()):
                     path = match["name"]
-            elif match := (_HEADING.match(line) or _FIRST_LINE.match(line)):
+            elif match := (
+                _HEADING.match(line)
+                or _FIRST_LINE.match(line)
+                or (_REMARKED.match(line) if line.startswith(("#", "**")) else None)
+            ):
                 path = match["name"]
         elif stripped == DIVIDER and side == "search":
             side = "replace"
@@ -225,7 +320,7 @@ def _edits(text: str) -> list[_Edit]:
         raise ProgramError(
             f"edit {len(edits) + 1} is not finished, so the reply was probably cut off; send the remaining edits again"
         )
-    return edits
+    return edits, "\n".join(rest)
 
 
 def _only_match(files: dict[str, str], search: str, number: int) -> str:

@@ -5,6 +5,7 @@ It does not judge what the code does; ``evaluation.integrity`` and the evaluatio
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import PurePosixPath
 
@@ -87,8 +88,13 @@ def defined_classes(source: str, path: str = ENTRY) -> set[str]:
     """Names that running ``source`` may bind at its top level. Raises ProgramError for a syntax error."""
     from stitchcuda.task.source import bound_names
 
+    return set(bound_names(tree_of(source, path)))
+
+
+def tree_of(source: str, path: str) -> ast.Module:
+    """The syntax tree of a Program's Python file. Raises ProgramError for a syntax error."""
     try:
-        tree = syntax.parse(source)
+        return syntax.parse(source)
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         text = (getattr(error, "text", None) or "").strip()
@@ -96,7 +102,6 @@ def defined_classes(source: str, path: str = ENTRY) -> set[str]:
             f"{path} is not valid Python: {getattr(error, 'msg', error)}"
             f"{f' in line {line}' if line else ''}{f': {text}' if text else ''}"
         ) from None
-    return set(bound_names(tree))
 
 
 def _check_entry(program: Program) -> None:

@@ -95,7 +95,7 @@ def identifiers(source: str) -> frozenset[str]:
     """All identifiers and attribute names in Python source; none where it cannot be parsed."""
     try:
         tree = syntax.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+    except (SyntaxError, ValueError):
         return frozenset()
     found: set[str] = set()
     for node in ast.walk(tree):

@@ -63,7 +63,7 @@ def _is_task(text: str) -> bool:
         return False
     try:
         tree = syntax.parse(text)
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError):
         return False
     return any(isinstance(node, ast.ClassDef) and node.name == "Model" for node in tree.body)
 

@@ -3,6 +3,8 @@ that looks alike is not."""
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from stitchcuda.evaluation.integrity.rules import RULES
@@ -190,3 +192,11 @@ def test_deep_expressions_blind_no_other_rule() -> None:
     deep = forward("y = " + "+".join(["x"] * 800) + "\nz = " + "(" * 90 + "x" + ")" * 90 + "\nreturn y")
     found = inspected(deep + "\nimport os\nos._exit(0)\nq = " + "+".join(["1"] * 2000))
     assert "ends_process" in rejected(found)
+
+
+def test_calls_of_what_a_call_gave_are_followed_in_a_time_that_grows_with_their_number() -> None:
+    began = time.process_time()
+    assert "ends_process" in rejected(
+        inspected(forward("y = x" + "(x)" * 140 + "\nreturn y") + "\nimport os\nos._exit(0)")
+    )
+    assert time.process_time() - began < 5

@@ -144,11 +144,10 @@ class Names:
         found: set[str] = set()
         for function in self._resolve(node.func, depth + 1, seen):
             found |= self._result(function, node, depth, seen)
-        if isinstance(node.func, ast.Call):  # operator.attrgetter("a.b")(x)
-            for maker in self._resolve(node.func.func, depth + 1, seen):
-                if maker == "operator.attrgetter" and node.args and node.func.args:
-                    path = self._folder.text(node.func.args[0])
-                    found |= {f"{base}.{path}" for base in self._resolve(node.args[0], depth + 1, seen) if path}
+            if function == "operator.attrgetter()" and isinstance(node.func, ast.Call):  # attrgetter("a.b")(x)
+                path = self._folder.text(node.func.args[0]) if node.func.args else None
+                bases = self._resolve(node.args[0], depth + 1, seen) if path and node.args else ()
+                found |= {f"{base}.{path}" for base in bases}
         return found
 
     def _result(self, function: str, node: ast.Call, depth: int, seen: frozenset[str]) -> set[str]:
