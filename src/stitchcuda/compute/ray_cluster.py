@@ -205,6 +205,7 @@ class RayCompute:
         self._kinds: set[Literal["cuda", "cpu"]] = set()
         self._names: set[str] = set()
         self._hungry: dict[Wanted, float] = {}
+        """What waiting jobs ask for and no device is: since when."""
         self._wake = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="stitchcuda-ray", daemon=True)
         self._watcher.start()
@@ -346,13 +347,13 @@ class RayCompute:
         """Fail jobs that nobody can do, once that has lasted."""
         devices = [lane.device for lane in self._going()]
         starting = any(device is None for device in devices)
-        waiting = self.waiting.wanted()
         now = time.monotonic()
-        for wanted in waiting:
-            if any(device is not None and wanted.fits(device) for device in devices):
-                self._hungry.pop(wanted, None)
-                continue
-            since = self._hungry.setdefault(wanted, now)
+        self._hungry = {
+            wanted: self._hungry.get(wanted, now)
+            for wanted in self.waiting.wanted()
+            if not any(device is not None and wanted.fits(device) for device in devices)
+        }
+        for wanted, since in self._hungry.items():
             if not starting and (self.mismatch or now - since > self.patience_s):
                 what = f"'{wanted.name}'" if wanted.name else wanted.kind
                 also = f" ({self.problem})" if self.problem else ""
