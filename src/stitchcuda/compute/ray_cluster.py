@@ -44,6 +44,8 @@ class Lane:
         self.busy: Pending | None = None
         self.ended = threading.Event()
         self.actor: Any = None
+        self._building: Any = None
+        """The latest build ahead; it may still wait for a CPU when its job is done."""
         self._used = time.monotonic()
         self.thread = threading.Thread(target=self._work, name=f"stitchcuda-ray-{kind}{number}", daemon=True)
         self.thread.start()
@@ -114,7 +116,7 @@ class Lane:
             return True, None
         job, ray = pending.job, self.place.ray
         answer = self.actor.run.remote(job.encode())
-        ahead, building = self._ahead()
+        ahead = self._ahead()
         try:
             what, data = ray.get(answer, timeout=job.time_limit_s + MARGIN_SECONDS)
         except ray.exceptions.GetTimeoutError:
@@ -132,21 +134,26 @@ class Lane:
                 pending.fail("time_limit", data.decode())
             else:
                 self._lost(pending, data.decode())
-        if building is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.wait([building], timeout=MARGIN_SECONDS)
         return True, ahead
 
-    def _ahead(self) -> tuple[Pending | None, Any]:
-        """Take the next job and build its program on this node, where there is more to do than devices to do it."""
+    def _ahead(self) -> Pending | None:
+        """Take the next job and have its program built on this node, where there is more to do than devices to do it.
+
+        Nobody waits for that here: the actor waits for a build that has begun, and does itself what has not, as
+        where actors hold all CPUs.
+        """
         place = self.place
-        if not place.builds_ahead(self.kind) or len(place.waiting) < place.lanes_of(self.kind):
-            return None, None
+        if not place.builds_ahead(self.kind) or len(place.waiting) < place.lanes_of(self.kind) or self._builds():
+            return None
         pending = place.waiting.take(self._fits, worker=self, wait=0, steal=False)
-        if pending is None or not pending.job.builds:
-            return pending, None
-        task = place.ray.remote(build_on_node).options(num_cpus=1, scheduling_strategy=place.on(self.node))
-        return pending, task.remote(pending.job.encode(), place.cache)
+        if pending is not None and pending.job.builds:
+            task = place.ray.remote(build_on_node).options(num_cpus=1, scheduling_strategy=place.on(self.node))
+            self._building = task.remote(pending.job.encode(), place.cache)
+        return pending
+
+    def _builds(self) -> bool:
+        """Whether the latest build ahead has not ended."""
+        return self._building is not None and not self.place.ray.wait([self._building], timeout=0)[0]
 
     def _lost(self, pending: Pending, how: str) -> None:
         if self.place.closed:
@@ -161,6 +168,9 @@ class Lane:
 
     def end(self) -> None:
         """End the actor, in the middle of its job if need be."""
+        if self._building is not None:
+            with contextlib.suppress(Exception):
+                self.place.ray.cancel(self._building)
         if self.actor is not None:
             with contextlib.suppress(Exception):
                 self.place.ray.kill(self.actor)
