@@ -3,14 +3,17 @@ known."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from stitchcuda.compute.model import Compute, Job, Outcome, Wanted
 from stitchcuda.evaluation.settings import EvaluationSettings
@@ -21,6 +24,9 @@ from stitchcuda.task.model import Target, Task, TaskFacts
 CPU = Wanted(kind="cpu")
 PATIENCE = 240.0
 """Seconds that anything may take on a machine with other work."""
+
+STORE = 80 << 20
+"""Bytes of shared memory of a Ray node."""
 
 QUICK = EvaluationSettings(
     correctness_seeds=1,
@@ -123,6 +129,28 @@ def start_worker(spool: Path, cache: Path, *options: str, **streams: Any) -> sub
     environment = os.environ | {"STITCHCUDA_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
     given: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL} | streams
     return subprocess.Popen(command, env=environment, text=True, **given)
+
+
+@contextlib.contextmanager
+def ray_cluster(*cpus: int) -> Iterator[Any]:
+    """A real cluster on this machine that this process is connected to: for each node, the head first, how many CPUs
+    it has."""
+    ray: Any = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
+        patch.delenv("RAY_ADDRESS", raising=False)
+        head = {"num_cpus": cpus[0], "object_store_memory": STORE, "include_dashboard": False}
+        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        for count in cpus[1:]:
+            cluster.add_node(num_cpus=count, object_store_memory=STORE)
+        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+        try:
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:

@@ -84,6 +84,34 @@ def test_a_device_that_is_not_here_is_said_to_be_missing(place: LocalCompute) ->
     assert outcome.failure.reason == "no_device"
 
 
+@pytest.mark.usefixtures("two_kinds")
+def test_a_job_goes_to_the_kind_of_gpu_that_it_names_and_to_no_other(tmp_path: Path) -> None:
+    with LocalCompute(cache=tmp_path) as place:
+        wanted = Wanted(kind="cuda", name="Kind 1")
+        futures = [place.submit(probe(wanted=wanted, pause_s=0.2)) for _ in range(4)]
+        workers = [future.result(PATIENCE).worker for future in futures]
+        assert {worker.name for worker in workers if worker is not None} == {"cuda1"}
+        assert [device.name for device in place.capacity().devices] == ["Kind 0", "Kind 1"]
+        failure = place.submit(probe(wanted=Wanted(kind="cuda", name="Kind 2"))).result(PATIENCE).failure
+        assert failure is not None
+        assert failure.reason == "no_device"
+        assert "Kind 2" in failure.message
+
+
+@pytest.mark.usefixtures("two_kinds")
+def test_a_gpu_that_does_not_answer_is_told_and_no_job_is_lost_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,broken")
+    with LocalCompute(cache=tmp_path) as place:
+        failure = place.submit(probe(wanted=Wanted(kind="cuda"))).result(PATIENCE).failure
+        assert failure is not None
+        assert failure.reason == "no_device"
+        assert "cuInit gives 999" in failure.message
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+        assert place.submit(probe(wanted=Wanted(kind="cuda"))).result(PATIENCE).ok
+
+
 def test_closing_ends_the_running_job_and_those_that_wait(tmp_path: Path) -> None:
     with open_compute("local", cache=tmp_path) as place:
         assert isinstance(place, LocalCompute)

@@ -17,28 +17,26 @@ from stitchcuda.compute import open_compute
 from stitchcuda.compute.model import Wanted
 from stitchcuda.compute.ray_cluster import RayCompute
 from stitchcuda.errors import ToolMissing
-from tests.compute.support import EXPECTED, PATIENCE, VERDICTS, evaluation_of, openings, probe, until, verdicts
-
-STORE = 80 << 20
+from stitchcuda.hardware.detect import detect
+from stitchcuda.program.model import Program
+from tests.compute.support import (
+    EXPECTED,
+    PATIENCE,
+    VERDICTS,
+    evaluation_of,
+    openings,
+    probe,
+    ray_cluster,
+    until,
+    verdicts,
+)
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head and two more nodes, each with one CPU and little memory."""
-    ray: Any = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_DISABLE_IMPORT_WARNING", "1")
-        patch.delenv("RAY_ADDRESS", raising=False)
-        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
-        cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(2):
-            cluster.add_node(num_cpus=1, object_store_memory=STORE)
-        ray.init(address=cluster.address, log_to_driver=False, configure_logging=False)
+    """Three nodes, each with one CPU."""
+    with ray_cluster(1, 1, 1) as cluster:
         yield cluster
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.mark.timeout(900)
@@ -68,6 +66,18 @@ def test_three_workers_do_not_open_the_same_tasks(cluster: Any, tmp_path: Path) 
 
 
 @pytest.mark.timeout(900)
+def test_where_actors_hold_every_cpu_no_job_waits_for_a_build_that_cannot_begin(cluster: Any, tmp_path: Path) -> None:
+    to_build = Program(files={"program.py": "# load_inline"})
+    with RayCompute(cache=tmp_path, build_ahead=True) as place:
+        place.submit(probe()).result(PATIENCE)
+        until(lambda: len(place.capacity().devices) == 3, "an actor on every node")
+        began = time.monotonic()
+        futures = [place.submit(probe(program=to_build, pause_s=0.5)) for _ in range(9)]
+        assert all(future.result(PATIENCE).ok for future in futures)
+        assert time.monotonic() - began < 45
+
+
+@pytest.mark.timeout(900)
 def test_twelve_tasks_have_the_same_verdicts_though_a_node_is_lost(cluster: Any, tmp_path: Path) -> None:
     with RayCompute(cache=tmp_path) as place:
         futures = {name: place.submit(evaluation_of(name)) for name in VERDICTS}
@@ -85,6 +95,18 @@ def test_a_device_that_no_node_has_is_said_to_be_missing(cluster: Any) -> None:
     assert failure is not None
     assert failure.reason == "no_device"
     assert "no node" in failure.message
+
+
+@pytest.mark.timeout(600)
+def test_a_job_never_goes_to_another_device_than_the_one_it_names(cluster: Any, tmp_path: Path) -> None:
+    with RayCompute(cache=tmp_path, watch_s=0.1, patience_s=3) as place:
+        here, elsewhere = Wanted(kind="cpu", name=detect("cpu").name), Wanted(kind="cpu", name="another")
+        futures = [place.submit(probe(wanted=wanted)) for wanted in (elsewhere, here)]
+        failure = futures[0].result(PATIENCE).failure
+        assert failure is not None
+        assert failure.reason == "no_device"
+        assert "'another'" in failure.message
+        assert futures[1].result(PATIENCE).ok
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,12 @@ from stitchcuda.compute.slurm import Slurm, submit_script
 from stitchcuda.errors import StitchError, ToolMissing
 
 
-def test_each_task_of_the_array_is_a_worker_that_ends_when_nothing_is_left() -> None:
+def test_each_task_of_the_array_is_a_worker_that_ends_after_half_an_hour_without_a_job() -> None:
     script = Slurm(spool=Path("/shared/my spool"), workers=4, gpus=1, gpu_kind="h200", partition="gpu").script()
     assert script.startswith("#!/bin/bash\n#SBATCH ")
     for line in ("--array=0-3", "--gres=gpu:h200:1", "--partition=gpu", "--signal=B:TERM@60"):
         assert f"#SBATCH {line}\n" in script
-    assert script.rstrip().endswith("worker --spool '/shared/my spool' --device cuda --until-empty")
+    assert script.rstrip().endswith("worker --spool '/shared/my spool' --device cuda --idle 1800")
     assert subprocess.run(["bash", "-n"], input=script, text=True, check=False).returncode == 0
 
 
@@ -34,8 +34,9 @@ def test_a_setup_may_ask_for_variables_that_are_not_set_as_environments_do(tmp_p
 def test_the_script_is_written_by_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "worker.sh"
     command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", "slurm", "--spool", str(tmp_path)]
-    subprocess.run([*command, "--gpus", "0", "--unhidden", "--out", str(out)], check=True, capture_output=True)
-    assert "--device cpu --until-empty --unhidden\n" in out.read_text()
+    options = ["--gpus", "0", "--idle", "60", "--unhidden", "--out", str(out)]
+    subprocess.run([*command, *options], check=True, capture_output=True)
+    assert "--device cpu --idle 60 --unhidden\n" in out.read_text()
 
 
 @pytest.mark.parametrize("value", ["gpu\n#SBATCH --uid=0", "a b", "$(id)", "x;y"])

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,11 @@ from typing import Any
 
 import pytest
 
+from stitchcuda.compute.devices import find_devices
 from stitchcuda.compute.model import Job, JobFailure, Outcome, Versions, Wanted
 from stitchcuda.compute.spool import SpoolCompute
 from stitchcuda.compute.spool_folder import Registered, SpoolFolder
+from stitchcuda.compute.spool_worker import SpoolWorker, Stop
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.hardware.detect import detect
 from stitchcuda.workflow.bench import ComputeBench
@@ -85,6 +88,33 @@ def test_once_does_one_job_and_until_empty_the_rest(spool: SpoolCompute, tmp_pat
     rest = start_worker(spool.folder.path, tmp_path, "--until-empty", "--json", stdout=subprocess.PIPE)
     assert json.loads(rest.communicate(timeout=PATIENCE)[0])["done"] == 2
     assert all(future.result(PATIENCE).ok for future in futures)
+
+
+def test_a_worker_waits_for_the_next_round_and_ends_after_so_long_without_a_job(
+    spool: SpoolCompute, tmp_path: Path
+) -> None:
+    worker = start_worker(spool.folder.path, tmp_path, "--idle", "6")
+    for name in ("first", "second"):
+        assert spool.submit(probe(id=name)).result(PATIENCE).ok
+        time.sleep(1.5)  # nothing is left, here or at other workers
+    assert worker.poll() is None
+    assert worker.wait(PATIENCE) == 0
+
+
+def test_a_device_that_is_idle_waits_as_long_as_another_of_its_worker_has_a_job(
+    spool: SpoolCompute, tmp_path: Path
+) -> None:
+    devices = find_devices("cpu") * 2
+    worker = SpoolWorker(spool.folder.path, cache=tmp_path, devices=devices, stop=Stop(idle=1), hidden=False)
+    future = spool.submit(probe(pause_s=4))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    until(lambda: claims(spool), "a claim")
+    time.sleep(3)
+    assert len(spool.folder.workers()) == 2
+    assert future.result(PATIENCE).ok
+    thread.join(PATIENCE)
+    assert spool.folder.workers() == []
 
 
 def test_a_worker_needs_torch_and_pydantic_and_no_model_or_retrieval_package(
@@ -324,7 +354,9 @@ def test_an_orchestrator_refuses_when_all_workers_are_of_another_version(tmp_pat
         assert spool.folder.listed("jobs") == []
 
 
-@pytest.mark.parametrize("options", [[], ["--once", "--until-empty"], ["--device", "tpu"]])
+@pytest.mark.parametrize(
+    "options", [[], ["--once", "--until-empty"], ["--until-empty", "--idle", "9"], ["--device", "tpu"]]
+)
 def test_wrong_use_is_told_in_a_sentence(spool: SpoolCompute, tmp_path: Path, options: list[str]) -> None:
     where = ["--spool", str(spool.folder.path)] if options else []
     command = [sys.executable, "-m", "stitchcuda.cli.main", "worker", *where, *options]

@@ -24,6 +24,7 @@ def run(
     device: str = typer.Option("auto", help="auto (all GPUs, else the CPU), cpu, cuda, or cuda:N"),
     once: bool = typer.Option(False, "--once", help="do one job if there is one, and end"),
     until_empty: bool = typer.Option(False, "--until-empty", help="end when nothing is left, here or at other workers"),
+    idle: float | None = typer.Option(None, min=0, help="end after so long without a job, seconds"),
     seconds: float | None = typer.Option(None, min=0, help="begin no job after so long, seconds"),
     name: str = typer.Option("", help="of this worker; default: host and process"),
     quiet: bool = typer.Option(False, "--quiet", "-q", help="no line for each job"),
@@ -46,14 +47,14 @@ def run(
 
     if spool is None:
         raise StitchError("give the folder of jobs: stitchcuda worker --spool DIR")
-    if once and until_empty:
-        raise StitchError("--once and --until-empty exclude each other")
+    if sum((once, until_empty, idle is not None)) > 1:
+        raise StitchError("--once, --until-empty and --idle exclude each other")
 
     def log(text: str) -> None:
         if not quiet:
             typer.echo(text, err=True)
 
-    stop = Stop(once=once, until_empty=until_empty, seconds=seconds)
+    stop = Stop(once=once, until_empty=until_empty, idle=idle, seconds=seconds)
     working = SpoolWorker(
         spool,
         cache=data_folder(),
@@ -149,6 +150,7 @@ def slurm(
     cpus: int = typer.Option(8, min=1, help="cores of each"),
     memory: str = typer.Option("64G", help="memory of each"),
     time: str = typer.Option("04:00:00", help="limit of each, as sbatch takes it"),
+    idle: int = typer.Option(1800, min=1, help="each ends after so long without a job, seconds"),
     partition: str = typer.Option("", help="partition"),
     account: str = typer.Option("", help="account"),
     setup: str = typer.Option("", help="a line run first, such as 'source /shared/venv/bin/activate'"),
@@ -156,7 +158,7 @@ def slurm(
     unhidden: bool = typer.Option(False, "--unhidden", help="for nodes that cannot hide SPOOL from programs"),
     submit: bool = typer.Option(False, "--submit", help="hand it to sbatch at once"),
 ) -> None:
-    """Write an sbatch script whose tasks are workers on SPOOL; each ends when nothing is left to do."""
+    """Write an sbatch script whose tasks are workers on SPOOL; each ends when it has had no job for a while."""
     from stitchcuda.compute.slurm import Slurm, submit_script
 
     wanted = Slurm(
@@ -167,6 +169,7 @@ def slurm(
         cpus=cpus,
         memory=memory,
         time=time,
+        idle=idle,
         partition=partition,
         account=account,
         setup=setup,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import subprocess
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 from stitchcuda.errors import DeviceError
+from stitchcuda.hardware.detect import detect
 from stitchcuda.hardware.model import Device
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -32,8 +33,7 @@ def find_devices(wanted: str = "auto") -> list[tuple[Device, dict[str, str]]]:
     """The devices that ``wanted`` names, each with the environment in which it is the only one: 'cpu', 'cuda' (all
     GPUs), 'cuda:N' (the N-th visible one), or 'auto' (all GPUs, else the CPU).
 
-    Raises DeviceError where there is no such device. To be called before threads start: it changes the environment for
-    a moment.
+    Raises DeviceError where there is no such device, or one does not answer.
     """
     kind, _, number = wanted.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (number and (kind != "cuda" or not number.isdigit())):
@@ -47,23 +47,17 @@ def find_devices(wanted: str = "auto") -> list[tuple[Device, dict[str, str]]]:
         gpus = [gpus[int(number)]]
     if gpus:
         try:
-            return [(_seen("cuda", gpu), {VISIBLE: gpu}) for gpu in gpus]
+            with ThreadPoolExecutor(len(gpus)) as pool:
+                return list(pool.map(_alone, gpus))
         except DeviceError:
             if kind == "cuda":
                 raise
-    return [(_seen("cpu", None), {})]
+    return [(detect("cpu"), {})]
 
 
-def _seen(kind: Literal["cuda", "cpu"], gpu: str | None) -> Device:
-    from stitchcuda.hardware.detect import detect
-
-    before = os.environ.get(VISIBLE)
-    if gpu is not None:
-        os.environ[VISIBLE] = gpu
+def _alone(gpu: str) -> tuple[Device, dict[str, str]]:
+    environment = {VISIBLE: gpu}
     try:
-        return detect(kind)
-    finally:
-        if before is None:
-            os.environ.pop(VISIBLE, None)
-        else:
-            os.environ[VISIBLE] = before
+        return detect("cuda", environment), environment
+    except DeviceError as error:
+        raise DeviceError(f"GPU {gpu}: {error}") from None

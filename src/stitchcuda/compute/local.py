@@ -11,11 +11,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
-from stitchcuda.compute.devices import VISIBLE, visible_gpus
-from stitchcuda.compute.model import Capacity, Job, Outcome, Wanted
+from stitchcuda.compute.devices import find_devices, visible_gpus
+from stitchcuda.compute.model import Capacity, Job, Outcome
 from stitchcuda.compute.process import TimeLimit, WorkerDied, WorkerProcess
 from stitchcuda.compute.queueing import Pending, Waiting
-from stitchcuda.errors import InfrastructureError, StitchError
+from stitchcuda.errors import DeviceError, InfrastructureError, StitchError
 from stitchcuda.hardware.model import Device
 
 TURN_SECONDS = 1.0
@@ -29,12 +29,11 @@ class Lane:
     """One device and the process that works on it, started anew when it dies."""
 
     def __init__(
-        self, waiting: Waiting, kind: Literal["cuda", "cpu"], cache: Path, name: str, environment: Mapping[str, str]
+        self, waiting: Waiting, device: Device, cache: Path, name: str, environment: Mapping[str, str]
     ) -> None:
-        self.waiting, self.kind, self.cache, self.name = waiting, kind, cache, name
+        self.waiting, self.device, self.cache, self.name = waiting, device, cache, name
         self.environment = dict(os.environ) | dict(environment)
         self.process: WorkerProcess | None = None
-        self.device: Device | None = None
         self.busy: Pending | None = None
         self.closed = False
         self._guard = threading.Lock()
@@ -79,7 +78,7 @@ class Lane:
             pending.settle(outcome)
 
     def _fits(self, job: Job) -> bool:
-        return job.wanted.kind == self.kind and (self.device is None or job.wanted.fits(self.device))
+        return job.wanted.fits(self.device)
 
     def _process(self) -> WorkerProcess:
         with self._guard:
@@ -133,9 +132,12 @@ class LocalCompute:
     def submit(self, job: Job) -> Future[Outcome]:
         """See ``Compute``."""
         pending = Pending(job, Future())
-        if not self._open(job.wanted.kind):
-            pending.fail("no_device", "no NVIDIA GPU is visible on this machine; use spool:DIR or ray to reach one")
-        elif not self._some_fit(job.wanted):
+        try:
+            lanes = self._open(job.wanted.kind)
+        except DeviceError as error:
+            pending.fail("no_device", str(error))
+            return pending.future
+        if not any(job.wanted.fits(lane.device) for lane in lanes):
             pending.fail("no_device", f"no device of this machine is '{job.wanted.name}'")
         elif self._to_build(job):
             with self._guard:
@@ -150,7 +152,7 @@ class LocalCompute:
         lanes = [lane for lanes in self._lanes.values() for lane in lanes]
         return Capacity(
             kinds=["cuda", "cpu"] if self._lanes.get("cuda") or visible_gpus() else ["cpu"],
-            devices=[lane.device for lane in lanes if lane.device is not None],
+            devices=[lane.device for lane in lanes],
             workers=len(lanes),
             queued=len(self._waiting) + self._building,
             running=sum(lane.busy is not None for lane in lanes),
@@ -173,25 +175,20 @@ class LocalCompute:
             thread.join()
 
     def _open(self, kind: Literal["cuda", "cpu"]) -> list[Lane]:
-        """The lanes for a kind of device, opened where they are not."""
+        """The lanes for a kind of device, opened where they are not: with their devices known, or one would take jobs
+        that are for another's. Raises DeviceError where there is none, or one does not answer."""
         with self._guard:
             if self._closed:
                 raise InfrastructureError("the place was closed; no more jobs can be submitted")
-            if not self._lanes.get(kind):
-                if kind == "cpu":
-                    self._lanes[kind] = [
-                        Lane(self._waiting, kind, self.cache, f"cpu{index}", {}) for index in range(self.cpu_workers)
-                    ]
-                else:
-                    self._lanes[kind] = [
-                        Lane(self._waiting, kind, self.cache, f"cuda{index}", {VISIBLE: gpu})
-                        for index, gpu in enumerate(visible_gpus())
-                    ]
+            if kind not in self._lanes:
+                if kind == "cuda" and not visible_gpus():
+                    raise DeviceError("no NVIDIA GPU is visible on this machine; use spool:DIR or ray to reach one")
+                found = find_devices(kind) * (self.cpu_workers if kind == "cpu" else 1)
+                self._lanes[kind] = [
+                    Lane(self._waiting, device, self.cache, f"{kind}{index}", environment)
+                    for index, (device, environment) in enumerate(found)
+                ]
             return self._lanes[kind]
-
-    def _some_fit(self, wanted: Wanted) -> bool:
-        lanes = self._lanes[wanted.kind]
-        return any(lane.device is None or wanted.fits(lane.device) for lane in lanes)
 
     def _to_build(self, job: Job) -> bool:
         if job.kind != "evaluate" or not job.builds:

@@ -44,6 +44,8 @@ class Lane:
         self.busy: Pending | None = None
         self.ended = threading.Event()
         self.actor: Any = None
+        self._building: Any = None
+        """The latest build ahead; it may still wait for a CPU when its job is done."""
         self._used = time.monotonic()
         self.thread = threading.Thread(target=self._work, name=f"stitchcuda-ray-{kind}{number}", daemon=True)
         self.thread.start()
@@ -114,7 +116,7 @@ class Lane:
             return True, None
         job, ray = pending.job, self.place.ray
         answer = self.actor.run.remote(job.encode())
-        ahead, building = self._ahead()
+        ahead = self._ahead()
         try:
             what, data = ray.get(answer, timeout=job.time_limit_s + MARGIN_SECONDS)
         except ray.exceptions.GetTimeoutError:
@@ -132,21 +134,26 @@ class Lane:
                 pending.fail("time_limit", data.decode())
             else:
                 self._lost(pending, data.decode())
-        if building is not None:
-            with contextlib.suppress(ray.exceptions.RayError):
-                ray.wait([building], timeout=MARGIN_SECONDS)
         return True, ahead
 
-    def _ahead(self) -> tuple[Pending | None, Any]:
-        """Take the next job and build its program on this node, where there is more to do than devices to do it."""
+    def _ahead(self) -> Pending | None:
+        """Take the next job and have its program built on this node, where there is more to do than devices to do it.
+
+        Nobody waits for that here: the actor waits for a build that has begun, and does itself what has not, as
+        where actors hold all CPUs.
+        """
         place = self.place
-        if not place.builds_ahead(self.kind) or len(place.waiting) < place.lanes_of(self.kind):
-            return None, None
+        if not place.builds_ahead(self.kind) or len(place.waiting) < place.lanes_of(self.kind) or self._builds():
+            return None
         pending = place.waiting.take(self._fits, worker=self, wait=0, steal=False)
-        if pending is None or not pending.job.builds:
-            return pending, None
-        task = place.ray.remote(build_on_node).options(num_cpus=1, scheduling_strategy=place.on(self.node))
-        return pending, task.remote(pending.job.encode(), place.cache)
+        if pending is not None and pending.job.builds:
+            task = place.ray.remote(build_on_node).options(num_cpus=1, scheduling_strategy=place.on(self.node))
+            self._building = task.remote(pending.job.encode(), place.cache)
+        return pending
+
+    def _builds(self) -> bool:
+        """Whether the latest build ahead has not ended."""
+        return self._building is not None and not self.place.ray.wait([self._building], timeout=0)[0]
 
     def _lost(self, pending: Pending, how: str) -> None:
         if self.place.closed:
@@ -161,6 +168,9 @@ class Lane:
 
     def end(self) -> None:
         """End the actor, in the middle of its job if need be."""
+        if self._building is not None:
+            with contextlib.suppress(Exception):
+                self.place.ray.cancel(self._building)
         if self.actor is not None:
             with contextlib.suppress(Exception):
                 self.place.ray.kill(self.actor)
@@ -205,6 +215,7 @@ class RayCompute:
         self._kinds: set[Literal["cuda", "cpu"]] = set()
         self._names: set[str] = set()
         self._hungry: dict[Wanted, float] = {}
+        """What waiting jobs ask for and no device is: since when."""
         self._wake = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="stitchcuda-ray", daemon=True)
         self._watcher.start()
@@ -346,13 +357,13 @@ class RayCompute:
         """Fail jobs that nobody can do, once that has lasted."""
         devices = [lane.device for lane in self._going()]
         starting = any(device is None for device in devices)
-        waiting = self.waiting.wanted()
         now = time.monotonic()
-        for wanted in waiting:
-            if any(device is not None and wanted.fits(device) for device in devices):
-                self._hungry.pop(wanted, None)
-                continue
-            since = self._hungry.setdefault(wanted, now)
+        self._hungry = {
+            wanted: self._hungry.get(wanted, now)
+            for wanted in self.waiting.wanted()
+            if not any(device is not None and wanted.fits(device) for device in devices)
+        }
+        for wanted, since in self._hungry.items():
             if not starting and (self.mismatch or now - since > self.patience_s):
                 what = f"'{wanted.name}'" if wanted.name else wanted.kind
                 also = f" ({self.problem})" if self.problem else ""

@@ -32,6 +32,9 @@ class Slurm(BaseModel):
     cpus: int = Field(default=8, ge=1)
     memory: str = "64G"
     time: str = "04:00:00"
+    idle: int = Field(
+        default=1800, ge=1, description="seconds without a job after which a worker ends; a run's rounds lie apart"
+    )
     partition: str = ""
     account: str = ""
     setup: str = Field(default="", description="a shell line run first")
@@ -68,7 +71,7 @@ class Slurm(BaseModel):
         more = " --unhidden" if self.unhidden else ""
         lines += [
             "# exec: the worker itself gets SIGTERM before the time is up, and puts its job back.",
-            f"exec {python} -m stitchcuda.cli.main worker --spool {spool} --device {device} --until-empty{more}",
+            f"exec {python} -m stitchcuda.cli.main worker --spool {spool} --device {device} --idle {self.idle}{more}",
         ]
         return "\n".join(lines) + "\n"
 

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,16 +50,38 @@ class Stop:
 
     once: bool = False
     until_empty: bool = False
+    idle: float | None = None
+    """So long without a job on any device, and none is waited for."""
     seconds: float | None = None
     """No job is begun after so long."""
     asked: threading.Event = field(default_factory=threading.Event)
     """Set: end as soon as possible; a running job is put back."""
     began: float = field(default_factory=time.monotonic)
+    _working: int = 0
+    _rested: float = field(default_factory=time.monotonic)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def no_more(self) -> bool:
         """No further job may begin."""
         late = self.seconds is not None and time.monotonic() - self.began > self.seconds
         return late or self.asked.is_set()
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """While a device has a job, no other is idle in vain: the machine is held anyway."""
+        with self._guard:
+            self._working += 1
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._working -= 1
+                self._rested = time.monotonic()
+
+    def idled(self) -> bool:
+        """Whether jobs were waited for long enough."""
+        with self._guard:
+            return self.idle is not None and not self._working and time.monotonic() - self._rested > self.idle
 
 
 class SpoolLane:
@@ -115,7 +137,7 @@ class SpoolLane:
         while not self.stop.no_more():
             try:
                 claimed = self._claim()
-                if claimed is None and (self.stop.once or (self.stop.until_empty and not self._may_come())):
+                if claimed is None and self._enough():
                     return
                 reached = time.monotonic()
             except InfrastructureError as error:
@@ -127,7 +149,8 @@ class SpoolLane:
             if claimed is None:
                 self.stop.asked.wait(wait_after(time.monotonic() - active))
                 continue
-            self._do(claimed)
+            with self.stop.at_work():
+                self._do(claimed)
             active = time.monotonic()
             if self.stop.once:
                 return
@@ -146,6 +169,10 @@ class SpoolLane:
             claimed = self.folder.claim(self._listed.pop(), self.name)
             if claimed is not None:
                 return claimed
+
+    def _enough(self) -> bool:
+        """Whether to end where no job is to be had now."""
+        return self.stop.once or self.stop.idled() or (self.stop.until_empty and not self._may_come())
 
     def _may_come(self) -> bool:
         """Whether another worker's job may still come back to the queue."""

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,16 +24,17 @@ FEATURES = (*X86_FEATURES, "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_tile",
 """CPU flags worth telling to whoever writes code; the rest is noise."""
 
 
-def detect(kind: Kind) -> Device:
+def detect(kind: Kind, environment: Mapping[str, str] | None = None) -> Device:
     """The device that ``kind`` asks for; ``auto`` is the first usable GPU, else the CPU.
 
-    A GPU is usable when the driver answers and the installed torch is a CUDA build. Raises DeviceError, for
-    ``cuda`` only, with what is missing.
+    A GPU is usable when the driver answers and the installed torch is a CUDA build. ``environment`` is what the driver
+    finds besides this process's variables, such as which GPUs are visible. Raises DeviceError, for ``cuda`` only, with
+    what is missing.
     """
     if kind == "cpu":
         return _cpu()
     try:
-        return _cuda()
+        return _cuda(environment or {})
     except DeviceError:
         if kind == "cuda":
             raise
@@ -66,11 +68,11 @@ def usable_cores() -> int:
     return cores
 
 
-def _cuda() -> Device:
+def _cuda(environment: Mapping[str, str]) -> Device:
     version, cuda = torch_version()
     if version and not cuda:
         raise DeviceError(f"torch {version} is a CPU build; install a CUDA build of torch, or use --target cpu")
-    facts = query_driver()
+    facts = query_driver(environment)
     return Device(
         target=Target(kind="cuda", arch=f"sm_{facts['major']}{facts['minor']}"),
         name=facts["name"],
@@ -83,14 +85,16 @@ def _cuda() -> Device:
     )
 
 
-def query_driver() -> dict[str, Any]:
-    """Facts of the first visible GPU from the CUDA driver, asked in a process of its own.
+def query_driver(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Facts of the first visible GPU from the CUDA driver, asked in a process of its own with these variables besides.
 
     A process that has initialised the driver cannot fork safely, and a wedged driver would hang it.
     """
     command = [sys.executable, "-m", "stitchcuda.hardware.query_driver"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            command, env=os.environ | environment, capture_output=True, text=True, timeout=60, check=False
+        )
     except subprocess.TimeoutExpired:
         raise DeviceError("the CUDA driver does not answer within 60 s; look at nvidia-smi") from None
     try:
