@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from stitchcuda.training.leaks_graph import graph_marks
 from stitchcuda.training.leaks_samples import Sample, TestTask, held_back, training_samples
 from stitchcuda.training.leaks_source import source_marks, sources_in
 
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "split_marks.py"
 BLOCK = '''
 import torch
 import torch.nn as nn
@@ -117,7 +120,7 @@ HONEST = [
     BLOCK.replace("self.down(left * right)", "self.down(left * left)"),
 ]
 LARGER = BLOCK.replace("batch_size = 4", "batch_size = 64")
-TESTS = [TestTask("GatedBlock", 3, BLOCK, source_marks(BLOCK))]
+TESTS = [TestTask("GatedBlock", 3, BLOCK, (source_marks(BLOCK),))]
 
 
 def sample(source: str, **told: Any) -> Sample:
@@ -145,6 +148,13 @@ def test_other_sizes_are_a_near_leak_and_not_refused() -> None:
     report = check([sample(LARGER)], TESTS, graphs=False)
     assert [leak.way for leak in report.leaks] == ["sizes"]
     assert not report.refused
+
+
+def test_sizes_of_an_earlier_release_of_the_test_task_are_refused() -> None:
+    released_twice = [TestTask("GatedBlock", 3, BLOCK, (source_marks(BLOCK), source_marks(LARGER)))]
+    report = check([sample(LARGER)], released_twice, graphs=False)
+    assert [(leak.way, leak.refused) for leak in report.leaks] == [("source", True)]
+    assert report.test_tasks == 1
 
 
 def test_a_computation_in_other_spelling_is_found_by_its_graph() -> None:
@@ -237,8 +247,30 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-    report = check([sample(relu)], tests, graphs=False)
-    assert [(leak.test, leak.way) for leak in report.leaks] == [("level 1 ReLU", "source")]
+    first_release = relu.replace("4096", "16").replace("393216", "16384").replace("torch.rand(", "torch.randn(")
+    report = check([sample(relu), sample(first_release), sample(relu.replace("4096", "4"))], tests, graphs=False)
+    assert [(leak.test, leak.way) for leak in report.leaks] == [
+        ("level 1 ReLU", "source"),
+        ("level 1 ReLU", "source"),
+        ("level 1 ReLU", "sizes"),
+    ]
+
+
+def test_marks_are_made_of_every_version_in_the_benchmarks_history(tmp_path: Path) -> None:
+    clone, out = tmp_path / "clone", tmp_path / "marks.json"
+    subprocess.run(["git", "init", "-q", str(clone)], check=True)
+    for version in (LARGER, BLOCK, RENAMED):
+        for level, names in TEST.items():
+            folder = clone / "KernelBench" / f"level{level}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, name in enumerate([*names, "NotOfTheSplit"]):
+                (folder / f"{number}_{name}.py").write_text(version)
+        for words in (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a version"]):
+            subprocess.run(["git", "-C", str(clone), *words], check=True)
+    subprocess.run([sys.executable, str(SCRIPT), str(clone), "--out", str(out)], check=True)
+    marks = json.loads(out.read_text())["tasks"]
+    assert len(marks) == 50
+    assert marks["1/relu"] == [vars(source_marks(BLOCK)), vars(source_marks(LARGER))], "newest first, each once"
 
 
 def test_a_split_of_ones_own_is_a_file_of_tasks(tmp_path: Path) -> None:

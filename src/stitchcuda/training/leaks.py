@@ -110,9 +110,9 @@ def check(samples: Iterable[Sample], tests: list[TestTask], *, graphs: bool = Tr
     by_whole: dict[str, TestTask] = {}
     by_shapeless: dict[str, TestTask] = {}
     for test in tests:
-        if test.marks is not None:
-            by_whole.setdefault(test.marks.whole, test)
-            by_shapeless.setdefault(test.marks.shapeless, test)
+        for version in test.marks:
+            by_whole.setdefault(version.whole, test)
+            by_shapeless.setdefault(version.shapeless, test)
     told: dict[str, tuple[TestTask, Way]] = {}
     for source, mark in marks.items():
         if mark.whole in by_whole:

@@ -19,7 +19,8 @@ from stitchcuda.errors import StitchError, TaskError, ToolMissing
 from stitchcuda.training.leaks_source import SourceMarks, source_marks, sources_in
 
 KNOWN = "test_split.json"
-"""Marks of the test split's sources, so that a check needs no copy of the benchmark."""
+"""Marks of the test split's sources in every version of the benchmark, so that a check needs no copy of it;
+``benchmarks/split_marks.py`` writes them."""
 RECORDED = "evaluations.jsonl"
 """Beside a data set: what was measured. It holds no task and no prompt."""
 _LEVEL_IN_NAME = re.compile(r"^kb(\d+)_\d+_")
@@ -46,7 +47,8 @@ class TestTask:
     name: str
     level: int | None = None
     source: str = ""
-    marks: SourceMarks | None = None
+    marks: tuple[SourceMarks, ...] = ()
+    """Of every version of it that is known."""
 
     @property
     def title(self) -> str:
@@ -162,12 +164,12 @@ def held_back(which: str, root: Path | None = None) -> list[TestTask]:
     return [_named(line, path.parent, root) for line in lines if line and not line.startswith("#")]
 
 
-def _test(name: str, level: int | None, source: str) -> TestTask:
+def _test(name: str, level: int | None, source: str, known: tuple[SourceMarks, ...] = ()) -> TestTask:
     try:
         marks = source_marks(source)
     except SyntaxError as error:
         raise TaskError(f"the test task {name} is no Python: {error.msg}") from None
-    return TestTask(name, level, source, marks)
+    return TestTask(name, level, source, tuple(dict.fromkeys((marks, *known))))
 
 
 def _named(line: str, folder: Path, root: Path | None) -> TestTask:
@@ -185,7 +187,7 @@ def _named(line: str, folder: Path, root: Path | None) -> TestTask:
 
 
 def _kernelbench(root: Path | None) -> list[TestTask]:
-    known = json.loads(resources.files("stitchcuda.training").joinpath(KNOWN).read_text(encoding="utf-8"))
+    known = json.loads(resources.files("stitchcuda.training").joinpath(KNOWN).read_text(encoding="utf-8"))["tasks"]
     try:
         sources = kernelbench_sources(root)
     except StitchError:
@@ -195,11 +197,9 @@ def _kernelbench(root: Path | None) -> list[TestTask]:
     tests = []
     for level, names in TEST.items():
         for name in names:
+            marks = tuple(SourceMarks(**mark) for mark in known[f"{level}/{plain(name)}"])
             source = sources.get((level, plain(name)), "")
-            marks = source_marks(source) if source else SourceMarks(**known[f"{level}/{plain(name)}"])
-            tests.append(TestTask(name, level, source, marks))
-            if source and marks != (other := SourceMarks(**known[f"{level}/{plain(name)}"])):
-                tests.append(TestTask(name, level, "", other))  # another version of the benchmark than the known one
+            tests.append(_test(name, level, source, marks) if source else TestTask(name, level, marks=marks))
     return tests
 
 
