@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -17,7 +19,8 @@ from stitchcuda.errors import StitchError
 from stitchcuda.training.leaks import check
 from stitchcuda.training.leaks_graph import graph_marks
 from stitchcuda.training.leaks_samples import Sample, TestTask, held_back, training_samples
-from stitchcuda.training.leaks_source import source_marks, sources_in
+from stitchcuda.training.leaks_source import source_marks
+from stitchcuda.training.leaks_text import found_in
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "split_marks.py"
 BLOCK = '''
@@ -224,9 +227,64 @@ def test_a_name_refuses_where_the_row_says_its_level_and_only_warns_where_it_doe
     assert report.refused
 
 
-def test_sources_are_found_in_fenced_blocks_but_programs_are_none() -> None:
+BEFORE = "It's your task (read on):\n\nfrom the code you can see what it does.\n"
+BEHIND = "Now write it in CUDA; don't change a name.\nDone\nNote: code only\n"
+FORMS = {
+    "fence": f"```python\n{BLOCK}```\n",
+    "tildes": f"~~~python\n{BLOCK}~~~\n",
+    "indented fence": indent(f"```python\n{BLOCK}```\n", "    "),
+    "fence that is never closed": f"```python\n{BLOCK}",
+    "text": f"{BLOCK}{BEHIND}",
+    "indented text": indent(BLOCK, "    "),
+    "quote": indent(BLOCK, "> ", lambda line: True),
+    "tags": f"<reference>{BLOCK.strip()}</reference>\n",
+    "behind another": f"class ModelNew:\n    pass\n\nThe task:\n{BLOCK}",
+    "before its program": f"<a>\n{BLOCK}</a>\n<b>\nclass ModelNew:\n    pass\n</b>\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reference_is_found_in_a_prompt_in_whatever_form(form: str) -> None:
+    found = found_in([{"content": f"{BEFORE}\n{FORMS[form]}{'' if 'never' in form else BEHIND}"}])
+    assert [source_marks(source) for source in found.sources] == [source_marks(BLOCK)]
+    assert not found.unread
+
+
+def test_every_reference_of_a_row_is_found_but_programs_are_none() -> None:
     text = f"The architecture:\n```python\n{BLOCK}```\nAnd its program:\n```python\nclass ModelNew:\n    pass\n```\n"
-    assert list(sources_in({"a": [text, {"b": BLOCK}]})) == [BLOCK, BLOCK]
+    second = HONEST[0].strip()
+    found = found_in({"a": [text, {"b": f"{BLOCK}And:\n{second}\n"}]})
+    assert [source.strip() for source in found.sources] == [BLOCK.strip(), second]
+    assert found_in("Write the class ModelNew: it stands in for class Model, whose forward is slow.").unread == 0
+
+
+UNREADABLE = {
+    "escaped": BLOCK.replace("\n", "\\n"),
+    "difference": indent(BLOCK, "+"),
+    "cut short": BLOCK.replace("    def forward(self, x):\n", "    ... and so on\n    def forward(self, x):\n"),
+    "no Python": BLOCK.replace("return self.down(", "return self.down(("),
+}
+
+
+@pytest.mark.parametrize("form", UNREADABLE)
+def test_nothing_is_called_clean_on_account_of_a_model_that_cannot_be_read(form: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{BEFORE}\n{UNREADABLE[form]}\n{BEHIND}"}, improvement_row(HONEST[0])]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = check(training_samples(tmp_path), TESTS, graphs=False)
+    assert (report.unread, report.refused, report.clean) == (["d.jsonl:0"], False, False)
+    assert "**Undecided**" in report.page()
+    assert "1 rows" in report.page()
+    assert "d.jsonl:0" in report.page()
+
+
+def test_a_long_prompt_is_read_in_bounded_time() -> None:
+    prose = "It's a line; nothing in it begins like code.\n" * 50_000
+    (source,) = found_in(f"{prose}{BLOCK}{prose}").sources
+    assert source_marks(source) == source_marks(BLOCK)
+    misleading = "import nothing at all\nfrom here to there\n" * 20_000
+    began = time.process_time()
+    assert found_in(f"{misleading}{BLOCK}{misleading}" * 10).unread == 10
+    assert time.process_time() - began < 30
 
 
 def test_the_default_split_is_known_without_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,10 +344,11 @@ def test_the_command_refuses_with_exit_code_1(tmp_path: Path) -> None:
     register_verbs()
     (tmp_path / "split").mkdir()
     (tmp_path / "split" / "mine.py").write_text(BLOCK)
-    for name, source, code in (("leaky", RENAMED, 1), ("clean", HONEST[0], 0)):
+    unread = HONEST[0].replace("return [width]", "return [width")
+    for name, source, leaks, code in (("leaky", RENAMED, 1, 1), ("clean", HONEST[0], 0, 0), ("unread", unread, 0, 1)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "task.py").write_text(source)
         split = ["--test-split", str(tmp_path / "split"), "--no-graphs", "--json"]
         done = CliRunner().invoke(app, ["dataset", "check", str(tmp_path / name), *split])
         assert done.exit_code == code, done.output
-        assert len(json.loads(done.output)["leaks"]) == code
+        assert len(json.loads(done.output)["leaks"]) == leaks

@@ -16,7 +16,8 @@ from typing import Any
 
 from stitchcuda.benchmark.split import TEST, plain
 from stitchcuda.errors import StitchError, TaskError, ToolMissing
-from stitchcuda.training.leaks_source import SourceMarks, source_marks, sources_in
+from stitchcuda.training.leaks_source import SourceMarks, source_marks
+from stitchcuda.training.leaks_text import found_in
 
 KNOWN = "test_split.json"
 """Marks of the test split's sources in every version of the benchmark, so that a check needs no copy of it;
@@ -36,6 +37,8 @@ class Sample:
     level: int | None = None
     """KernelBench's; None where the row does not say that it is a task of it."""
     skill: str = ""
+    unread: int = 0
+    """Models that are written in the row and could not be read."""
 
 
 @dataclass(frozen=True)
@@ -112,12 +115,14 @@ def _sample(where: str, row: Any) -> Sample:
     level = _find(opened, ("level",))
     told = _LEVEL_IN_NAME.match(str(named or ""))
     skill = _find(opened, ("skill", "data_source", "ability"))
+    found = found_in(opened)
     return Sample(
         where,
-        tuple(dict.fromkeys(sources_in(opened))),
+        found.sources,
         str(named or ""),
         int(level) if isinstance(level, int | float) else int(told[1]) if told else None,
         str(skill or ""),
+        found.unread,
     )
 
 
