@@ -24,7 +24,7 @@ from stitchcuda.training.grpo_trainer import GroupTrainer
 from stitchcuda.training.metrics import MetricsFile, starts
 from stitchcuda.training.metrics_trainer import Keeper, Stops, new_phases
 from stitchcuda.training.model import Row
-from stitchcuda.training.prompts_rl import Fitted, fitted, held_out_rows, interleaved
+from stitchcuda.training.prompts_rl import Fitted, fitted, held_out_rows, interleaved, opens_thought
 from stitchcuda.training.start import (
     Tell,
     adapter_config,
@@ -74,6 +74,7 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
             service,
             Samples(out / _own("samples.jsonl"), config.samples, start),
             unscored_limit=config.rewards.unscored_limit,
+            in_thought=opens_thought(tokenizer, options),
         )
         stops.failing = lambda: rewarder.failing
         file = MetricsFile(out, start) if rank() == 0 else None
