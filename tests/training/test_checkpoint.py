@@ -48,6 +48,16 @@ out = Path(sys.argv[1])
 run_grpo(read_started(out), out)
 """
 """Kills itself where the third step ends, before anything of it is written."""
+LOOKS_FOR_IT = """
+import sys, time
+from pathlib import Path
+from stitchcuda.training.checkpoint import latest
+out = Path(sys.argv[1])
+(out / f"ready-{sys.argv[2]}").touch()
+while len(list(out.glob("ready-*"))) < 2:
+    pass
+print(latest(out, 2).name)
+"""
 STEPS = 5
 
 
@@ -141,6 +151,19 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="written by 2 processes, and there are 1"):
         latest(tmp_path, 1)
     assert json.loads((found / WHOLE).read_bytes()) == {"processes": 2}
+
+
+def test_processes_that_resume_together_may_all_remove_what_a_kill_left(tmp_path: Path) -> None:
+    for step in (2, 3, 4):
+        folder = tmp_path / CHECKPOINTS / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        for number in range(500):
+            (folder / f"shard-{number}").touch()
+    mark_whole(tmp_path / CHECKPOINTS / "checkpoint-2", 2)
+    command = [sys.executable, "-c", LOOKS_FOR_IT, str(tmp_path)]
+    both = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    assert [process.communicate(timeout=60)[0].strip() for process in both] == ["checkpoint-2"] * 2
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["checkpoint-2"]
 
 
 def test_a_folder_has_one_training_at_a_time(place: Path, whole: Path) -> None:

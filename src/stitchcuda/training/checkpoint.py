@@ -135,7 +135,7 @@ def latest(folder: Path, processes: int) -> Path | None:
     found = sorted(_checkpoints(folder), reverse=True)
     for _, path in found:
         if not (path / WHOLE).is_file():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # every process of a training does it, all at once
             continue
         had = json.loads((path / WHOLE).read_bytes())["processes"]
         if had != processes:
