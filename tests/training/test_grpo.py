@@ -121,6 +121,16 @@ def test_a_step_that_processes_cannot_share_is_refused() -> None:
         grpo_arguments(config, Path("out"), looks=False)
 
 
+def test_chunks_that_would_cut_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.settings(grpo={"prompts": 4, "group": 4, "chunks": 2, "optimizer": {"micro_batch": 2}})
+    world = [2]
+    monkeypatch.setattr("stitchcuda.training.grpo.processes", lambda: world[0])
+    grpo_arguments(config, Path("out"), looks=False)
+    world[0] = 4
+    with pytest.raises(TrainingError, match=r"samples 4 completions.*chunks=2 parts.*expected a multiple of 8: raise"):
+        grpo_arguments(config, Path("out"), looks=False)
+
+
 # Rewards
 
 

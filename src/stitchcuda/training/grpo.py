@@ -132,8 +132,12 @@ def grpo_arguments(config: TrainConfig, out: Path, *, looks: bool) -> GRPOConfig
             f"grpo.prompts * grpo.group ({sampled}) must be a multiple of grpo.updates ({grpo.updates})"
         )
     each = accumulation(sampled // grpo.updates, grpo.optimizer.micro_batch, world, "a step of GRPO")
-    if sampled // world % grpo.chunks:
-        raise TrainingError(f"{sampled // world} completions of a process cannot be split into {grpo.chunks} chunks")
+    if grpo.chunks > 1 and sampled // world % (grpo.chunks * grpo.group):
+        raise TrainingError(
+            f"a process samples {sampled // world} completions, which cannot be split into grpo.chunks={grpo.chunks} "
+            f"parts of whole groups of {grpo.group}; expected a multiple of {grpo.chunks * grpo.group}: raise "
+            "grpo.prompts, or set grpo.chunks=1"
+        )
     samples = config.held_out.samples
     return GRPOConfig(
         **common_arguments(config, out, grpo.optimizer),
