@@ -97,6 +97,11 @@ def write_started(folder: Path, started: Started) -> None:
     _write(path, started.model_dump_json(indent=1))
 
 
+def rewrite_started(folder: Path, started: Started) -> None:
+    """Write ``train.json`` anew, for a training that goes on with other settings."""
+    _write(folder / STARTED, started.model_dump_json(indent=1))
+
+
 def read_started(folder: Path) -> Started:
     """What the training in the folder was started with. Raises TrainingError."""
     try:
