@@ -115,10 +115,29 @@ def test_a_budget_of_seconds_ends_a_start_between_samplings_with_a_checkpoint(pl
     out = begin(place, "budget", seconds=0.01)
     result = run_grpo(read_started(out), out)
     assert (result.stopped, result.step) == ("seconds", 2)
+    assert (out / "adapter" / "adapter_model.safetensors").is_file()
+    assert [line["step"] for line in read_metrics(out, "eval")] == [0], "no look once the time is spent"
     started = read_started(out)
     longer = started.model_copy(update={"config": started.config.model_copy(update={"seconds": None})})
     assert run_grpo(longer, out).stopped == "done"
     assert [line["loss"] for line in read_metrics(out)] == [line["loss"] for line in read_metrics(whole)]
+
+
+def test_the_weights_are_written_before_the_last_look(place: Path) -> None:
+    looks = {"every": 0, "rows": 2, "at_start": False, "at_end": True}
+    started = tiny.started("sft", tiny.settings(held_out=looks), place / "data", place / "model")
+    out = tiny.begun(place / "looks", started)
+    found: list[bool] = []
+
+    def tell(text: str) -> None:
+        if "held out" in text:
+            seen = read_result(out)
+            found.append(seen is not None and Path(seen.model).is_dir())
+
+    result = run_sft(started, out, tell=tell)
+    assert found == [True]
+    assert "eval_loss" in result.held_out
+    assert read_result(out) == result
 
 
 def test_a_signal_ends_the_step_and_leaves_a_checkpoint(place: Path) -> None:

@@ -142,7 +142,7 @@ class HeldOut(_Section):
     rows: int = Field(default=32, ge=1, description="of the held-out part, both skills in turn")
     samples: int = Field(default=1, ge=1, description="completions of each, for GRPO")
     at_start: bool = Field(default=True, description="also before the first step")
-    at_end: bool = Field(default=True, description="also when training ends")
+    at_end: bool = Field(default=True, description="also after the last step")
 
 
 class Saving(_Section):
