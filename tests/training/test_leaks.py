@@ -255,6 +255,7 @@ def test_every_reference_of_a_row_is_found_but_programs_are_none() -> None:
     second = HONEST[0].strip()
     found = found_in({"a": [text, {"b": f"{BLOCK}And:\n{second}\n"}]})
     assert [source.strip() for source in found.sources] == [BLOCK.strip(), second]
+    assert found_in(BLOCK.replace("(nn.Module)", "(mixed(nn.Module))")).sources
     assert found_in("Write the class ModelNew: it stands in for class Model, whose forward is slow.").unread == 0
 
 

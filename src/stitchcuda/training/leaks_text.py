@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from stitchcuda import syntax
 
-_HEADER = re.compile(r"(?:\b|(?<=\\[nt]))class\s+Model\s*(?:\([^()]{0,200}\)\s*:|:\s*(?:$|#|\\n))", re.MULTILINE)
+_HEADER = re.compile(
+    r"(?:\b|(?<=\\[nt]))class\s+Model\s*(?:\((?:[^()]|\([^()]{0,99}\)){0,99}\)\s*:|:\s*(?:$|#|\\n))", re.MULTILINE
+)
 """A model is written here, in whatever surroundings; a sentence that mentions it goes on behind the colon."""
 _MODEL = re.compile(r"([ \t>]*)class\s+Model\b")
 _SEPARATES = re.compile(
