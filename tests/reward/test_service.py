@@ -14,6 +14,7 @@ from typing import TypeVar
 import pytest
 
 from stitchcuda.agents.feedback import Feedback
+from stitchcuda.agents.plan import Step
 from stitchcuda.errors import InfrastructureError, ProfilerError, TaskError
 from stitchcuda.evaluation.model import Evaluation
 from stitchcuda.profiling.model import Profile
@@ -386,6 +387,31 @@ def test_improving_is_measured_beside_the_program_before_and_edits_apply_to_it()
         assert pool.asked["evaluate"] == 2
         service.score(TASK, reply(1), skill="scratch")
         assert pool.asked["evaluate"] == 2, "the edited program is the one that this reply holds whole"
+
+
+def test_an_improvement_is_paid_over_stock_options_not_over_a_program_that_was_made_worse() -> None:
+    step = Step(title="all of it", operators=["gru"], fusion="one kernel", acceptance="correct and faster")
+
+    def paid(answer: Evaluation) -> Reward:
+        pool = Pool(lambda count: evaluation(program=15e-3) if count == 1 else answer)
+        with BlockingService(pool, CALM) as service:
+            found = service.score(TASK, reply(1), skill="improve", previous=program(0), feedback=FEEDBACK, step=step)
+        assert isinstance(found, Reward)
+        return found
+
+    stock, honest = paid(evaluation(program=1.5e-3, own=0.0)), paid(evaluation(program=0.75e-3))
+    assert (stock.against, stock.speedup, stock.capped) == ("compile", 1.0, False), "ten times as fast as what it was"
+    assert (honest.against, honest.speedup) == ("compile", 2.0)
+    assert honest.value > stock.value + 0.5
+
+
+def test_a_step_from_scratch_is_paid_over_the_program_so_far() -> None:
+    step = Step(title="the tail", operators=["gru"], fusion="one kernel", acceptance="correct and faster")
+    pool = Pool(lambda count: evaluation(program=2e-3 if count == 1 else 1e-3))
+    with BlockingService(pool, CALM) as service:
+        found = service.score(TASK, reply(1), previous=program(0), step=step)
+    assert isinstance(found, Reward)
+    assert (found.against, found.speedup) == ("previous program", 2.0)
 
 
 def test_what_was_measured_is_found_again_by_another_service(tmp_path: Path) -> None:

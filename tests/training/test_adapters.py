@@ -160,6 +160,25 @@ def test_the_three_adapters_give_equal_rewards_for_fifty_completions(
         assert found == {name: value for name, value in parts(outcome).items() if value is not None}
 
 
+@pytest.mark.parametrize("in_thought", [False, True])
+def test_thoughts_that_never_end_are_no_reply_for_any_of_them(
+    in_thought: bool, service: BlockingService, tmp_path: Path
+) -> None:
+    row, completion = row_and_completion()
+    endless = completion if in_thought else f"\n<think>\nPerhaps so:\n{completion}\nOr rather"
+    texts = [endless, f"{endless}\n</think>\n\n{completion}"]
+    write_verl([row, row], tmp_path / "rows.parquet")
+    rows = parquet.read_table(tmp_path / "rows.parquet").to_pylist()
+    module = loaded(write_code(tmp_path)[0])
+    asked = json.dumps(asked_of(row))
+    of_trl = as_trl(trl_reward(service, in_thought=in_thought), [{"prompt": "", **asked_of(row)}] * 2, texts)
+    with RewardServer(service, in_thought=in_thought) as server:
+        of_verl = asyncio.run(as_verl(module, rows, texts, endpoint=server.address()))
+        of_verifiers = [asyncio.run(reward_of(Remote(server.address()), asked, text))[0] for text in texts]
+    assert of_trl == [0.0, number(service.score_all([item_of(row, completion)])[0])]
+    assert of_trl == [answer["score"] for answer in of_verl] == of_verifiers
+
+
 def test_columns_of_a_file_say_the_same_as_the_row_they_were_written_from(data: Path) -> None:
     for (row, completion), columns in zip(adapted.asked(), in_order(data), strict=True):
         expected = item_of(row, completion)

@@ -48,6 +48,16 @@ out = Path(sys.argv[1])
 run_grpo(read_started(out), out)
 """
 """Kills itself where the third step ends, before anything of it is written."""
+LOOKS_FOR_IT = """
+import sys, time
+from pathlib import Path
+from stitchcuda.training.checkpoint import latest
+out = Path(sys.argv[1])
+(out / f"ready-{sys.argv[2]}").touch()
+while len(list(out.glob("ready-*"))) < 2:
+    pass
+print(latest(out, 2).name)
+"""
 STEPS = 5
 
 
@@ -105,10 +115,29 @@ def test_a_budget_of_seconds_ends_a_start_between_samplings_with_a_checkpoint(pl
     out = begin(place, "budget", seconds=0.01)
     result = run_grpo(read_started(out), out)
     assert (result.stopped, result.step) == ("seconds", 2)
+    assert (out / "adapter" / "adapter_model.safetensors").is_file()
+    assert [line["step"] for line in read_metrics(out, "eval")] == [0], "no look once the time is spent"
     started = read_started(out)
     longer = started.model_copy(update={"config": started.config.model_copy(update={"seconds": None})})
     assert run_grpo(longer, out).stopped == "done"
     assert [line["loss"] for line in read_metrics(out)] == [line["loss"] for line in read_metrics(whole)]
+
+
+def test_the_weights_are_written_before_the_last_look(place: Path) -> None:
+    looks = {"every": 0, "rows": 2, "at_start": False, "at_end": True}
+    started = tiny.started("sft", tiny.settings(held_out=looks), place / "data", place / "model")
+    out = tiny.begun(place / "looks", started)
+    found: list[bool] = []
+
+    def tell(text: str) -> None:
+        if "held out" in text:
+            seen = read_result(out)
+            found.append(seen is not None and Path(seen.model).is_dir())
+
+    result = run_sft(started, out, tell=tell)
+    assert found == [True]
+    assert "eval_loss" in result.held_out
+    assert read_result(out) == result
 
 
 def test_a_signal_ends_the_step_and_leaves_a_checkpoint(place: Path) -> None:
@@ -141,6 +170,19 @@ def test_only_whole_checkpoints_count(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="written by 2 processes, and there are 1"):
         latest(tmp_path, 1)
     assert json.loads((found / WHOLE).read_bytes()) == {"processes": 2}
+
+
+def test_processes_that_resume_together_may_all_remove_what_a_kill_left(tmp_path: Path) -> None:
+    for step in (2, 3, 4):
+        folder = tmp_path / CHECKPOINTS / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        for number in range(500):
+            (folder / f"shard-{number}").touch()
+    mark_whole(tmp_path / CHECKPOINTS / "checkpoint-2", 2)
+    command = [sys.executable, "-c", LOOKS_FOR_IT, str(tmp_path)]
+    both = [subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    assert [process.communicate(timeout=60)[0].strip() for process in both] == ["checkpoint-2"] * 2
+    assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == ["checkpoint-2"]
 
 
 def test_a_folder_has_one_training_at_a_time(place: Path, whole: Path) -> None:

@@ -49,6 +49,7 @@ def test_later_layers_change_single_settings_of_earlier_ones(tmp_path: Path) -> 
         ({"grpo": {"group": 1}}, "grpo.group: Input should be greater than or equal to 2"),
         ({"grpo": {"prompts": 5, "updates": 2}}, r"grpo.prompts \(5\) must be a multiple of grpo.updates \(2\)"),
         ({"grpo": {"prompts": 4, "chunks": 3}}, "multiple of grpo.chunks"),
+        ({"grpo": {"steps": 7, "updates": 2}}, r"grpo.steps \(7\) must be a multiple of .* \(2\), such as 8"),
         ({"grpo": {"updates": 2}, "saving": {"every": 5}}, r"saving.every \(5\) must be a multiple"),
         ({"saving": {"keep": 1}}, "saving.keep"),
     ],

@@ -26,12 +26,12 @@ from stitchcuda.reward.service_blocking import BlockingService
 from stitchcuda.task.model import Task
 from stitchcuda.training.adapters.mapping import asked_of
 from stitchcuda.training.checkpoint import Result, read_result
-from stitchcuda.training.checkpoint_model import load_model, origin_of
+from stitchcuda.training.checkpoint_model import load_model, load_tokenizer, origin_of
 from stitchcuda.training.grpo import grpo_arguments, run_grpo
 from stitchcuda.training.grpo_advantage import advantages
 from stitchcuda.training.grpo_reward import Rewarder
 from stitchcuda.training.metrics import read_metrics
-from stitchcuda.training.prompts_rl import interleaved, reply_text
+from stitchcuda.training.prompts_rl import interleaved, opens_thought, reply_text
 from stitchcuda.training.reply import reply_of
 from stitchcuda.training.sft import run_sft
 from tests.reward.samples import evaluation, marks
@@ -98,9 +98,36 @@ def test_thoughts_are_no_part_of_a_reply() -> None:
     assert reply_text([{"role": "assistant", "content": "new"}]) == "new"
 
 
+def test_thoughts_that_never_end_are_no_reply() -> None:
+    draft = "```python program.py\nold\n```\nor rather"
+    assert reply_text(f" \n<think>\n{draft}") == ""
+    assert reply_text(f"<think>done</think>\n<think>{draft}") == ""
+    assert reply_text(f"{draft}: I think <think> so") == f"{draft}: I think <think> so"
+    assert reply_text(draft, in_thought=True) == ""
+    assert reply_text(f"{draft}\n</think>\n\nnew", in_thought=True) == "new"
+
+
+def test_a_template_that_begins_the_thoughts_is_known(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(origin_of(str(tiny.write_model(tmp_path / "model"))))
+    assert not opens_thought(tokenizer, {})
+    tokenizer.chat_template += "{% if add_generation_prompt %}<think>\n{% if quick %}\n</think>\n{% endif %}{% endif %}"
+    assert opens_thought(tokenizer, {})
+    assert not opens_thought(tokenizer, {"quick": True})
+
+
 def test_a_step_that_processes_cannot_share_is_refused() -> None:
     config = tiny.settings(grpo={"prompts": 3, "group": 3, "optimizer": {"micro_batch": 2}})
     with pytest.raises(TrainingError, match="a step of GRPO is 9 sequences, which 1 processes with 2 at once"):
+        grpo_arguments(config, Path("out"), looks=False)
+
+
+def test_chunks_that_would_cut_a_group_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny.settings(grpo={"prompts": 4, "group": 4, "chunks": 2, "optimizer": {"micro_batch": 2}})
+    world = [2]
+    monkeypatch.setattr("stitchcuda.training.grpo.processes", lambda: world[0])
+    grpo_arguments(config, Path("out"), looks=False)
+    world[0] = 4
+    with pytest.raises(TrainingError, match=r"samples 4 completions.*chunks=2 parts.*expected a multiple of 8: raise"):
         grpo_arguments(config, Path("out"), looks=False)
 
 
@@ -128,6 +155,16 @@ class Takes:
 
 def rewarder(backend: Takes, **more: Any) -> Rewarder:
     return Rewarder(BlockingService(backend, ServiceSettings(tries=1)), **more)
+
+
+def test_a_draft_in_thoughts_that_the_template_began_is_not_measured() -> None:
+    backend = Takes()
+    scorer = rewarder(backend, in_thought=True)
+    draft = reply_of(tiny.GOOD, None, "cpu")
+    rewards, _ = ask(scorer, [draft, f"so\n</think>\n{draft}"])
+    assert rewards[0] == 0
+    assert rewards[1]
+    assert backend.evaluated == 1
 
 
 def ask(scorer: Rewarder, texts: list[str]) -> tuple[list[float | None], dict[str, float]]:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -15,8 +19,10 @@ from stitchcuda.errors import StitchError
 from stitchcuda.training.leaks import check
 from stitchcuda.training.leaks_graph import graph_marks
 from stitchcuda.training.leaks_samples import Sample, TestTask, held_back, training_samples
-from stitchcuda.training.leaks_source import source_marks, sources_in
+from stitchcuda.training.leaks_source import source_marks
+from stitchcuda.training.leaks_text import found_in
 
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "split_marks.py"
 BLOCK = '''
 import torch
 import torch.nn as nn
@@ -117,7 +123,7 @@ HONEST = [
     BLOCK.replace("self.down(left * right)", "self.down(left * left)"),
 ]
 LARGER = BLOCK.replace("batch_size = 4", "batch_size = 64")
-TESTS = [TestTask("GatedBlock", 3, BLOCK, source_marks(BLOCK))]
+TESTS = [TestTask("GatedBlock", 3, BLOCK, (source_marks(BLOCK),))]
 
 
 def sample(source: str, **told: Any) -> Sample:
@@ -145,6 +151,13 @@ def test_other_sizes_are_a_near_leak_and_not_refused() -> None:
     report = check([sample(LARGER)], TESTS, graphs=False)
     assert [leak.way for leak in report.leaks] == ["sizes"]
     assert not report.refused
+
+
+def test_sizes_of_an_earlier_release_of_the_test_task_are_refused() -> None:
+    released_twice = [TestTask("GatedBlock", 3, BLOCK, (source_marks(BLOCK), source_marks(LARGER)))]
+    report = check([sample(LARGER)], released_twice, graphs=False)
+    assert [(leak.way, leak.refused) for leak in report.leaks] == [("source", True)]
+    assert report.test_tasks == 1
 
 
 def test_a_computation_in_other_spelling_is_found_by_its_graph() -> None:
@@ -214,9 +227,65 @@ def test_a_name_refuses_where_the_row_says_its_level_and_only_warns_where_it_doe
     assert report.refused
 
 
-def test_sources_are_found_in_fenced_blocks_but_programs_are_none() -> None:
+BEFORE = "It's your task (read on):\n\nfrom the code you can see what it does.\n"
+BEHIND = "Now write it in CUDA; don't change a name.\nDone\nNote: code only\n"
+FORMS = {
+    "fence": f"```python\n{BLOCK}```\n",
+    "tildes": f"~~~python\n{BLOCK}~~~\n",
+    "indented fence": indent(f"```python\n{BLOCK}```\n", "    "),
+    "fence that is never closed": f"```python\n{BLOCK}",
+    "text": f"{BLOCK}{BEHIND}",
+    "indented text": indent(BLOCK, "    "),
+    "quote": indent(BLOCK, "> ", lambda line: True),
+    "tags": f"<reference>{BLOCK.strip()}</reference>\n",
+    "behind another": f"class ModelNew:\n    pass\n\nThe task:\n{BLOCK}",
+    "before its program": f"<a>\n{BLOCK}</a>\n<b>\nclass ModelNew:\n    pass\n</b>\n",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_reference_is_found_in_a_prompt_in_whatever_form(form: str) -> None:
+    found = found_in([{"content": f"{BEFORE}\n{FORMS[form]}{'' if 'never' in form else BEHIND}"}])
+    assert [source_marks(source) for source in found.sources] == [source_marks(BLOCK)]
+    assert not found.unread
+
+
+def test_every_reference_of_a_row_is_found_but_programs_are_none() -> None:
     text = f"The architecture:\n```python\n{BLOCK}```\nAnd its program:\n```python\nclass ModelNew:\n    pass\n```\n"
-    assert list(sources_in({"a": [text, {"b": BLOCK}]})) == [BLOCK, BLOCK]
+    second = HONEST[0].strip()
+    found = found_in({"a": [text, {"b": f"{BLOCK}And:\n{second}\n"}]})
+    assert [source.strip() for source in found.sources] == [BLOCK.strip(), second]
+    assert found_in(BLOCK.replace("(nn.Module)", "(mixed(nn.Module))")).sources
+    assert found_in("Write the class ModelNew: it stands in for class Model, whose forward is slow.").unread == 0
+
+
+UNREADABLE = {
+    "escaped": BLOCK.replace("\n", "\\n"),
+    "difference": indent(BLOCK, "+"),
+    "cut short": BLOCK.replace("    def forward(self, x):\n", "    ... and so on\n    def forward(self, x):\n"),
+    "no Python": BLOCK.replace("return self.down(", "return self.down(("),
+}
+
+
+@pytest.mark.parametrize("form", UNREADABLE)
+def test_nothing_is_called_clean_on_account_of_a_model_that_cannot_be_read(form: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"{BEFORE}\n{UNREADABLE[form]}\n{BEHIND}"}, improvement_row(HONEST[0])]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    report = check(training_samples(tmp_path), TESTS, graphs=False)
+    assert (report.unread, report.refused, report.clean) == (["d.jsonl:0"], False, False)
+    assert "**Undecided**" in report.page()
+    assert "1 rows" in report.page()
+    assert "d.jsonl:0" in report.page()
+
+
+def test_a_long_prompt_is_read_in_bounded_time() -> None:
+    prose = "It's a line; nothing in it begins like code.\n" * 50_000
+    (source,) = found_in(f"{prose}{BLOCK}{prose}").sources
+    assert source_marks(source) == source_marks(BLOCK)
+    misleading = "import nothing at all\nfrom here to there\n" * 20_000
+    began = time.process_time()
+    assert found_in(f"{misleading}{BLOCK}{misleading}" * 10).unread == 10
+    assert time.process_time() - began < 30
 
 
 def test_the_default_split_is_known_without_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +306,30 @@ def get_inputs():
 def get_init_inputs():
     return []
 """
-    report = check([sample(relu)], tests, graphs=False)
-    assert [(leak.test, leak.way) for leak in report.leaks] == [("level 1 ReLU", "source")]
+    first_release = relu.replace("4096", "16").replace("393216", "16384").replace("torch.rand(", "torch.randn(")
+    report = check([sample(relu), sample(first_release), sample(relu.replace("4096", "4"))], tests, graphs=False)
+    assert [(leak.test, leak.way) for leak in report.leaks] == [
+        ("level 1 ReLU", "source"),
+        ("level 1 ReLU", "source"),
+        ("level 1 ReLU", "sizes"),
+    ]
+
+
+def test_marks_are_made_of_every_version_in_the_benchmarks_history(tmp_path: Path) -> None:
+    clone, out = tmp_path / "clone", tmp_path / "marks.json"
+    subprocess.run(["git", "init", "-q", str(clone)], check=True)
+    for version in (LARGER, BLOCK, RENAMED):
+        for level, names in TEST.items():
+            folder = clone / "KernelBench" / f"level{level}"
+            folder.mkdir(parents=True, exist_ok=True)
+            for number, name in enumerate([*names, "NotOfTheSplit"]):
+                (folder / f"{number}_{name}.py").write_text(version)
+        for words in (["add", "."], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "a version"]):
+            subprocess.run(["git", "-C", str(clone), *words], check=True)
+    subprocess.run([sys.executable, str(SCRIPT), str(clone), "--out", str(out)], check=True)
+    marks = json.loads(out.read_text())["tasks"]
+    assert len(marks) == 50
+    assert marks["1/relu"] == [vars(source_marks(BLOCK)), vars(source_marks(LARGER))], "newest first, each once"
 
 
 def test_a_split_of_ones_own_is_a_file_of_tasks(tmp_path: Path) -> None:
@@ -254,10 +345,11 @@ def test_the_command_refuses_with_exit_code_1(tmp_path: Path) -> None:
     register_verbs()
     (tmp_path / "split").mkdir()
     (tmp_path / "split" / "mine.py").write_text(BLOCK)
-    for name, source, code in (("leaky", RENAMED, 1), ("clean", HONEST[0], 0)):
+    unread = HONEST[0].replace("return [width]", "return [width")
+    for name, source, leaks, code in (("leaky", RENAMED, 1, 1), ("clean", HONEST[0], 0, 0), ("unread", unread, 0, 1)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "task.py").write_text(source)
         split = ["--test-split", str(tmp_path / "split"), "--no-graphs", "--json"]
         done = CliRunner().invoke(app, ["dataset", "check", str(tmp_path / name), *split])
         assert done.exit_code == code, done.output
-        assert len(json.loads(done.output)["leaks"]) == code
+        assert len(json.loads(done.output)["leaks"]) == leaks

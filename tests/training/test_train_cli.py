@@ -108,11 +108,13 @@ def test_grpo_and_its_resumption_from_the_command_line(place: Path, tmp_path: Pa
     told = json.loads(done.stdout)
     assert (told["stopped"], told["step"], told["rows"]["train"]) == ("done", 2, 3)
     assert "step 2 of 2: " in done.stderr
-    again = problem("grpo", *words)
-    assert "holds a training already" in str(again)
+    assert "holds a training already" in str(problem("grpo", *words))
     more = train("resume", out, "--steps", 3)
     assert more.exit_code == 0, more.output
     assert f"done at step 3 of 3; the weights are in {out / 'adapter'}" in more.stdout
+    again = train("resume", out)
+    assert again.exit_code == 0, again.output
+    assert "done at step 3 of 3" in again.stdout, "the changed number of steps is kept"
     result = read_result(out)
     assert result is not None
     assert result.step == 3
@@ -123,3 +125,18 @@ def test_grpo_and_its_resumption_from_the_command_line(place: Path, tmp_path: Pa
     finally:
         (tmp_path / "kept").replace(place / "data" / "train.parquet")
     assert isinstance(problem("merge", tmp_path, "--out", tmp_path / "m"), StitchError)
+
+
+def test_a_resumed_start_has_the_budget_of_the_settings_anew_unless_it_is_given_another(
+    place: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "grpo"
+    words = ["--preset", "tiny-cpu", "--data", place / "data", "--model", place / "model", "--out", out]
+    recorded = ["--compute", f"recorded:{place / 'recorded.jsonl'}", "--set", "lengths.completion=2"]
+    for step, command in ((1, ["grpo", *words, *recorded, "--set", "seconds=0.01"]), (2, ["resume", out])):
+        done = train(*command)
+        assert done.exit_code == 0, done.output
+        assert f"seconds at step {step} of 3" in done.stdout
+    kept = (out / "train.json").read_bytes()
+    assert "done at step 3 of 3" in train("resume", out, "--seconds", 600).stdout
+    assert (out / "train.json").read_bytes() == kept

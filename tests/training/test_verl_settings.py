@@ -98,7 +98,6 @@ def test_the_file_holds_every_setting_under_its_section() -> None:
         ({"grpo": {"optimizer": {"schedule": "linear"}}}, "linear"),
         ({"lora": {"dropout": 0.1}}, "dropout"),
         ({"precision": "fp32"}, "bf16"),
-        ({"grpo": {"steps": 201}}, "multiple"),
         ({"verl": {"gpus": 7}}, "cannot be shared by 7 GPUs"),
         ({"verl": {"tensor_parallel": 3}}, "samplers of 3"),
         ({"verl": {"benchmark_gpus": "7"}}, "without training_gpus"),

@@ -125,7 +125,7 @@ def check(
     Compared are names, sources without comments, names, layout and order,
     and the computation itself as a graph. The same model at other sizes
     is reported, not refused.
-    Exit code 0: clean; 1: refused; 2: wrong use.
+    Exit code 0: clean; 1: refused, or undecided for models that cannot be read; 2: wrong use.
     """
     from stitchcuda.errors import StitchError
     from stitchcuda.training import leaks
@@ -138,7 +138,7 @@ def check(
     samples = training_samples(path, part=part)
     report = leaks.check(samples, held_back(test_split, root), graphs=graphs, lanes=lanes)
     typer.echo(report.model_dump_json(indent=1) if as_json else report.page())
-    if report.refused:
+    if not report.clean:
         raise typer.Exit(1)
 
 

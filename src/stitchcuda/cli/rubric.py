@@ -112,6 +112,7 @@ def score(
     from stitchcuda.reward.evidence import mark
     from stitchcuda.reward.formula import reward
     from stitchcuda.reward.model import RewardSettings
+    from stitchcuda.reward.score import pays_over_previous
     from stitchcuda.reward.seen import Seen, read_seen
 
     if tier not in ("screen", "publish"):
@@ -154,7 +155,7 @@ def score(
     if asking is not None:
         judged = asking.judge(document.task, seen, marks, rubric)
         marks = judged.score
-    before = seen.previous if seen.step is not None else None
+    before = seen.previous if pays_over_previous(asked_for, seen.step) else None
     previous = before if before is not None and before.passed else None
     gained = reward(seen.evaluation, marks, asked_for, settings, previous=previous)
     if as_json:

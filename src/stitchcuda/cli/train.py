@@ -125,18 +125,21 @@ def resume(
 ) -> None:
     """Go on with a training from its newest whole checkpoint, exactly as if it had not been stopped."""
     from stitchcuda.errors import TrainingError
-    from stitchcuda.training.checkpoint import data_digest, held, read_started
+    from stitchcuda.training.checkpoint import data_digest, held, read_started, rewrite_started
+    from stitchcuda.training.config import make_config
 
     started = read_started(out)
     if data_digest(Path(started.data)) != started.data_digest:
         raise TrainingError(f"the rows in {started.data} are not those that the training began with; restore them")
-    config = started.config
-    changes: dict[str, Any] = {"seconds": seconds}
-    if steps is not None:
-        section = getattr(config, started.kind)
-        changes[started.kind] = section.model_copy(update={"steps": steps})
     with held(out, main=_main()):
-        result = _run(started.model_copy(update={"config": config.model_copy(update=changes)}), out)
+        if steps is not None:
+            config = make_config(started.config.model_dump(), {started.kind: {"steps": steps}})
+            started = started.model_copy(update={"config": config})
+            if _main():
+                rewrite_started(out, started)
+        if seconds is not None:  # of this start alone
+            started = started.model_copy(update={"config": started.config.model_copy(update={"seconds": seconds})})
+        result = _run(started, out)
     _tell(result, as_json)
 
 

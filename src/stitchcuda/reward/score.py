@@ -40,7 +40,7 @@ class Item:
     feedback: Feedback | None = None
     """What it was to be improved by."""
     step: Step | None = None
-    """The step of a Plan that was asked for; speed is then measured against ``previous``, where that works."""
+    """The step of a Plan that was asked for; what speed is then measured against says ``pays_over_previous``."""
 
     @property
     def digest(self) -> str:
@@ -113,12 +113,21 @@ def unreadable(item: Item, error: ProgramError, settings: RewardSettings) -> Rew
     )
 
 
+def pays_over_previous(skill: Skill, step: Step | None) -> bool:
+    """Whether speed counts over the program so far, as for a step that is written from scratch on top of it.
+
+    Not for *improve*: the program to be improved may have been made worse on purpose, and over that one a return to
+    stock kernels would be worth as much as the best of kernels.
+    """
+    return step is not None and skill == "scratch"
+
+
 def rewarded(item: Item, observed: Observed, marks: RubricScore, settings: RewardSettings) -> Reward:
     """The reward of what was seen.
 
     Raises InfrastructureError and RewardError as ``reward.formula`` does.
     """
-    before = observed.previous if item.step is not None else None
+    before = observed.previous if pays_over_previous(item.skill, item.step) else None
     found = reward(
         observed.evaluation,
         marks,

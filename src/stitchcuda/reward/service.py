@@ -31,6 +31,7 @@ from stitchcuda.reward.score import (
     Unscored,
     dumped,
     hashed,
+    pays_over_previous,
     read_completion,
     rewarded,
     task_key,
@@ -232,7 +233,7 @@ class RewardService:
                 return found.model_copy(update={"judged": judged})
             except RewardError as error:
                 reason = str(error)
-                for measured in (program, item.previous if item.step is not None else None):
+                for measured in (program, item.previous if pays_over_previous(item.skill, item.step) else None):
                     if measured is not None:
                         self._forget(self._key(item.task, measured))
                 if attempt < self.settings.tries:

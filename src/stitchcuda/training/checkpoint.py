@@ -97,6 +97,11 @@ def write_started(folder: Path, started: Started) -> None:
     _write(path, started.model_dump_json(indent=1))
 
 
+def rewrite_started(folder: Path, started: Started) -> None:
+    """Write ``train.json`` anew, for a training that goes on with other settings."""
+    _write(folder / STARTED, started.model_dump_json(indent=1))
+
+
 def read_started(folder: Path) -> Started:
     """What the training in the folder was started with. Raises TrainingError."""
     try:
@@ -135,7 +140,7 @@ def latest(folder: Path, processes: int) -> Path | None:
     found = sorted(_checkpoints(folder), reverse=True)
     for _, path in found:
         if not (path / WHOLE).is_file():
-            shutil.rmtree(path)
+            shutil.rmtree(path, ignore_errors=True)  # every process of a training does it, all at once
             continue
         had = json.loads((path / WHOLE).read_bytes())["processes"]
         if had != processes:

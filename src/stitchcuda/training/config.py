@@ -67,7 +67,7 @@ class Sft(_Section):
 class Grpo(_Section):
     """Group-relative policy optimisation with measured rewards."""
 
-    steps: int = Field(default=100, ge=1, description="optimiser steps")
+    steps: int = Field(default=100, ge=1, description="optimiser steps; whole samplings")
     prompts: int = Field(default=16, ge=1, description="prompts that are sampled at once, over all devices")
     group: int = Field(default=8, ge=2, description="completions of each prompt")
     updates: int = Field(default=1, ge=1, description="optimiser steps that one sampling is split into")
@@ -142,7 +142,7 @@ class HeldOut(_Section):
     rows: int = Field(default=32, ge=1, description="of the held-out part, both skills in turn")
     samples: int = Field(default=1, ge=1, description="completions of each, for GRPO")
     at_start: bool = Field(default=True, description="also before the first step")
-    at_end: bool = Field(default=True, description="also when training ends")
+    at_end: bool = Field(default=True, description="also after the last step")
 
 
 class Saving(_Section):
@@ -199,6 +199,11 @@ class TrainConfig(_Section):
         if grpo.prompts % grpo.chunks:
             raise ValueError(f"grpo.prompts ({grpo.prompts}) must be a multiple of grpo.chunks ({grpo.chunks})")
         cycle = self.cycle
+        if grpo.steps % cycle:
+            raise ValueError(
+                f"grpo.steps ({grpo.steps}) must be a multiple of grpo.updates times grpo.passes ({cycle}), such as "
+                f"{-(-grpo.steps // cycle) * cycle}: a sampling is used whole"
+            )
         if self.saving.every % cycle:
             raise ValueError(
                 f"saving.every ({self.saving.every}) must be a multiple of grpo.updates times grpo.passes ({cycle}): "

@@ -145,7 +145,7 @@ class Collector:
         if level is not None and plain(task.name) in in_test_split(int(level[1])):
             return True
         mark = marks_of_source(task.source).whole
-        return any(test.marks is not None and test.marks.whole == mark for test in self.tests)
+        return any(version.whole == mark for test in self.tests for version in test.marks)
 
     def built(self) -> Built:
         """Counts of all that was taken."""

@@ -35,7 +35,7 @@ from stitchcuda.training.engine_verl_config import (
 )
 from stitchcuda.training.engine_verl_settings import VerlSettings
 from stitchcuda.training.model import Row
-from stitchcuda.training.prompts_rl import PLAIN_TEMPLATE, fitted, held_out_rows, interleaved
+from stitchcuda.training.prompts_rl import PLAIN_TEMPLATE, fitted, held_out_rows, interleaved, opens_thought
 
 NAME = "stitchcuda"
 FOLDER = "verl"
@@ -80,7 +80,8 @@ def start(
         _tell_all(config, model, compute, files, (len(rows), len(looks)), tell)
         return 0
     _find_verl(config.verl)
-    with _rewards(config, compute, target, rows, files, tell) as (endpoint, prepare):
+    in_thought = opens_thought(tokenizer, config.template_options)
+    with _rewards(config, compute, target, rows, files, tell, in_thought=in_thought) as (endpoint, prepare):
         order = islice(interleaved(rows, config.grpo.improve_share, config.seed), prompts_needed(config))
         write_verl((prepare(rows[at]) for at in order), files.train)
         if files.held_out is not None:
@@ -181,6 +182,8 @@ def _rewards(
     rows: Sequence[Row],
     files: VerlFiles,
     tell: Callable[[str], None],
+    *,
+    in_thought: bool,
 ) -> Iterator[tuple[str, Callable[[Row], Row]]]:
     """Where rewards are to be had, and what turns a row into one for the device there."""
     verl = config.verl
@@ -195,7 +198,8 @@ def _rewards(
     files.token.parent.mkdir(parents=True, exist_ok=True)
     with open_rewards(config, compute, target, rows, files.out) as (service, prepare):
         token = new_token(files.token)
-        with RewardServer(service, host="127.0.0.1" if alone else "0.0.0.0", token=token, remark=tell) as server:
+        host = "127.0.0.1" if alone else "0.0.0.0"
+        with RewardServer(service, host=host, token=token, in_thought=in_thought, remark=tell) as server:
             address = server.address("" if alone else verl.host or own_address())
             tell(f"rewards at {address}, measured on {compute}")
             yield address, prepare

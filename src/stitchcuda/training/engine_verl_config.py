@@ -52,10 +52,6 @@ def refuse_what_verl_lacks(config: TrainConfig) -> None:
         wrong.append("lora.dropout: verl's adapters have none")
     if config.precision != "bf16":
         wrong.append("precision: the verl engine computes in bf16")
-    if config.grpo.steps % config.cycle:
-        wrong.append(
-            f"grpo.steps ({config.grpo.steps}) must be a multiple of grpo.updates times passes ({config.cycle})"
-        )
     total, each = config.grpo.prompts * config.grpo.group, settings.nodes * settings.gpus
     if total % each:
         wrong.append(

@@ -24,7 +24,7 @@ from stitchcuda.training.grpo_trainer import GroupTrainer
 from stitchcuda.training.metrics import MetricsFile, starts
 from stitchcuda.training.metrics_trainer import Keeper, Stops, new_phases
 from stitchcuda.training.model import Row
-from stitchcuda.training.prompts_rl import Fitted, fitted, held_out_rows, interleaved
+from stitchcuda.training.prompts_rl import Fitted, fitted, held_out_rows, interleaved, opens_thought
 from stitchcuda.training.start import (
     Tell,
     adapter_config,
@@ -74,6 +74,7 @@ def run_grpo(started: Started, out: Path, *, backend: Backend | None = None, tel
             service,
             Samples(out / _own("samples.jsonl"), config.samples, start),
             unscored_limit=config.rewards.unscored_limit,
+            in_thought=opens_thought(tokenizer, options),
         )
         stops.failing = lambda: rewarder.failing
         file = MetricsFile(out, start) if rank() == 0 else None
@@ -131,8 +132,12 @@ def grpo_arguments(config: TrainConfig, out: Path, *, looks: bool) -> GRPOConfig
             f"grpo.prompts * grpo.group ({sampled}) must be a multiple of grpo.updates ({grpo.updates})"
         )
     each = accumulation(sampled // grpo.updates, grpo.optimizer.micro_batch, world, "a step of GRPO")
-    if sampled // world % grpo.chunks:
-        raise TrainingError(f"{sampled // world} completions of a process cannot be split into {grpo.chunks} chunks")
+    if grpo.chunks > 1 and sampled // world % (grpo.chunks * grpo.group):
+        raise TrainingError(
+            f"a process samples {sampled // world} completions, which cannot be split into grpo.chunks={grpo.chunks} "
+            f"parts of whole groups of {grpo.group}; expected a multiple of {grpo.chunks * grpo.group}: raise "
+            "grpo.prompts, or set grpo.chunks=1"
+        )
     samples = config.held_out.samples
     return GRPOConfig(
         **common_arguments(config, out, grpo.optimizer),

@@ -76,9 +76,15 @@ class Rewarder:
     """Scores batches for a trainer, and remembers of the last one what the trainer's numbers do not say."""
 
     def __init__(
-        self, service: BlockingService, samples: Samples | None = None, *, unscored_limit: float = 1.0
+        self,
+        service: BlockingService,
+        samples: Samples | None = None,
+        *,
+        unscored_limit: float = 1.0,
+        in_thought: bool = False,
     ) -> None:
         self.service, self.samples, self.unscored_limit = service, samples, unscored_limit
+        self.in_thought = in_thought
         self.mode, self.step = "train", 0
         self.outcomes: Sequence[RewardOutcome] = ()
         """Of the last batch, in its order."""
@@ -108,17 +114,20 @@ class Rewarder:
         """What TRL calls; TRL tells such functions by their being coroutines."""
 
         async def reward(*, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-            return await self._reward(prompts, [reply_text(one) for one in completions], columns)
+            return await self._reward(prompts, self._replies(completions), columns)
 
         return reward
 
     def begin_early(self, rows: Sequence[Mapping[str, Any]], texts: Sequence[str]) -> None:
         """Have completions measured from now on; the function, asked for the same, then waits for what is left."""
-        self._early.append(_Early(self.service, self._threads, rows, [reply_text(text) for text in texts]))
+        self._early.append(_Early(self.service, self._threads, rows, self._replies(texts)))
 
     def close(self) -> None:
         """Let go of the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _replies(self, completions: Sequence[Any]) -> list[str]:
+        return [reply_text(one, in_thought=self.in_thought) for one in completions]
 
     def _watch(self, outcomes: Sequence[RewardOutcome]) -> None:
         self.outcomes = outcomes

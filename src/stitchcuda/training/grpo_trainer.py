@@ -66,7 +66,7 @@ class GroupTrainer(Measured, GRPOTrainer):  # type: ignore[misc]
         *rest: Any,
         **named: Any,
     ) -> Any:
-        parts = self._parts(len(prompt_ids), num_generations)
+        parts = self._parts(len(prompt_ids))
         ids: list[list[int]] = []
         logprobs: list[Any] | None = None
         for begin, end in parts:
@@ -82,12 +82,9 @@ class GroupTrainer(Measured, GRPOTrainer):  # type: ignore[misc]
                 self.rewarder.begin_early(self._asked[begin:end], texts)
         return ids, logprobs
 
-    def _parts(self, count: int, group: int) -> list[tuple[int, int]]:
-        """Bounds of what is sampled at once: whole groups, as many parts in every process."""
-        chunks = self.grpo.chunks if self.model.training else 1
-        if chunks == 1 or count % (chunks * group):
-            return [(0, count)]
-        size = count // chunks
+    def _parts(self, count: int) -> list[tuple[int, int]]:
+        """Bounds of what is sampled at once: whole groups, which ``grpo_arguments`` sees to."""
+        size = count // self.grpo.chunks if self.model.training else count
         return [(begin, begin + size) for begin in range(0, count, size)]
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> Any:

@@ -30,6 +30,9 @@ WORDS: dict[Way, str] = {
     "same_name": "a task of the same name, from elsewhere",
 }
 
+_SHOWN = 5
+"""Of rows that a report names."""
+
 
 class Leak(BaseModel):
     """One test task found in one row."""
@@ -55,6 +58,9 @@ class LeakReport(BaseModel):
     rows: int
     sources: int = Field(description="different task sources in the rows")
     unreadable: int = Field(description="rows without a task's source: compared by name alone")
+    unread: list[str] = Field(
+        default_factory=list, description="rows in which a model is written that could not be read"
+    )
     test_tasks: int
     graphs: int = Field(description="sources of which a graph was compared")
     without_graph: dict[str, str] = Field(default_factory=dict, description="where, and why there is no graph")
@@ -66,17 +72,30 @@ class LeakReport(BaseModel):
         """The data must not be trained on."""
         return any(leak.refused for leak in self.leaks)
 
+    @property
+    def clean(self) -> bool:
+        """Nothing of the test set was found, and nothing was left unread."""
+        return not self.refused and not self.unread
+
     def page(self) -> str:
         """As Markdown."""
         bad = [leak for leak in self.leaks if leak.refused]
         near = [leak for leak in self.leaks if not leak.refused]
+        word = "Refused" if bad else "Clean" if self.clean else "Undecided"
         lines = [
             f"{self.rows:,} rows with {self.sources:,} task sources against {self.test_tasks} test tasks; "
             f"{self.graphs:,} graphs compared; {self.unreadable:,} rows without a task's source.",
             "",
-            f"**{'Refused' if bad else 'Clean'}**: {len(bad)} rows hold {len({leak.test for leak in bad})} test tasks; "
-            f"{len(near)} near leaks.",
+            f"**{word}**: {len(bad)} rows hold {len({leak.test for leak in bad})} test tasks; {len(near)} near leaks.",
         ]
+        if self.unread:
+            shown = ", ".join(self.unread[:_SHOWN]) + (", ..." if len(self.unread) > _SHOWN else "")
+            lines += [
+                "",
+                f"In {len(self.unread):,} rows a model is written that could not be read as Python, so nothing can be "
+                f"said of it ({shown}). Give it whole, as a value of its own or in a fenced block, or leave the row "
+                "out.",
+            ]
         for title, group in (("Leaks", bad), ("Near leaks", near)):
             if group:
                 lines += ["", f"| {title.lower()}: test task | rows | skills | how |", "|---|---|---|---|"]
@@ -110,9 +129,9 @@ def check(samples: Iterable[Sample], tests: list[TestTask], *, graphs: bool = Tr
     by_whole: dict[str, TestTask] = {}
     by_shapeless: dict[str, TestTask] = {}
     for test in tests:
-        if test.marks is not None:
-            by_whole.setdefault(test.marks.whole, test)
-            by_shapeless.setdefault(test.marks.shapeless, test)
+        for version in test.marks:
+            by_whole.setdefault(version.whole, test)
+            by_shapeless.setdefault(version.shapeless, test)
     told: dict[str, tuple[TestTask, Way]] = {}
     for source, mark in marks.items():
         if mark.whole in by_whole:
@@ -133,6 +152,7 @@ def check(samples: Iterable[Sample], tests: list[TestTask], *, graphs: bool = Tr
         rows=len(rows),
         sources=len(sources),
         unreadable=sum(not row.sources for row in rows),
+        unread=[row.where for row in rows if row.unread or any(source not in marks for source in row.sources)],
         test_tasks=len(tests),
         graphs=sum(not read[source].problem for source in sources if source in read),
         without_graph={

@@ -16,10 +16,12 @@ from typing import Any
 
 from stitchcuda.benchmark.split import TEST, plain
 from stitchcuda.errors import StitchError, TaskError, ToolMissing
-from stitchcuda.training.leaks_source import SourceMarks, source_marks, sources_in
+from stitchcuda.training.leaks_source import SourceMarks, source_marks
+from stitchcuda.training.leaks_text import found_in
 
 KNOWN = "test_split.json"
-"""Marks of the test split's sources, so that a check needs no copy of the benchmark."""
+"""Marks of the test split's sources in every version of the benchmark, so that a check needs no copy of it;
+``benchmarks/split_marks.py`` writes them."""
 RECORDED = "evaluations.jsonl"
 """Beside a data set: what was measured. It holds no task and no prompt."""
 _LEVEL_IN_NAME = re.compile(r"^kb(\d+)_\d+_")
@@ -35,6 +37,8 @@ class Sample:
     level: int | None = None
     """KernelBench's; None where the row does not say that it is a task of it."""
     skill: str = ""
+    unread: int = 0
+    """Models that are written in the row and could not be read."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class TestTask:
     name: str
     level: int | None = None
     source: str = ""
-    marks: SourceMarks | None = None
+    marks: tuple[SourceMarks, ...] = ()
+    """Of every version of it that is known."""
 
     @property
     def title(self) -> str:
@@ -110,12 +115,14 @@ def _sample(where: str, row: Any) -> Sample:
     level = _find(opened, ("level",))
     told = _LEVEL_IN_NAME.match(str(named or ""))
     skill = _find(opened, ("skill", "data_source", "ability"))
+    found = found_in(opened)
     return Sample(
         where,
-        tuple(dict.fromkeys(sources_in(opened))),
+        found.sources,
         str(named or ""),
         int(level) if isinstance(level, int | float) else int(told[1]) if told else None,
         str(skill or ""),
+        found.unread,
     )
 
 
@@ -162,12 +169,12 @@ def held_back(which: str, root: Path | None = None) -> list[TestTask]:
     return [_named(line, path.parent, root) for line in lines if line and not line.startswith("#")]
 
 
-def _test(name: str, level: int | None, source: str) -> TestTask:
+def _test(name: str, level: int | None, source: str, known: tuple[SourceMarks, ...] = ()) -> TestTask:
     try:
         marks = source_marks(source)
     except SyntaxError as error:
         raise TaskError(f"the test task {name} is no Python: {error.msg}") from None
-    return TestTask(name, level, source, marks)
+    return TestTask(name, level, source, tuple(dict.fromkeys((marks, *known))))
 
 
 def _named(line: str, folder: Path, root: Path | None) -> TestTask:
@@ -185,7 +192,7 @@ def _named(line: str, folder: Path, root: Path | None) -> TestTask:
 
 
 def _kernelbench(root: Path | None) -> list[TestTask]:
-    known = json.loads(resources.files("stitchcuda.training").joinpath(KNOWN).read_text(encoding="utf-8"))
+    known = json.loads(resources.files("stitchcuda.training").joinpath(KNOWN).read_text(encoding="utf-8"))["tasks"]
     try:
         sources = kernelbench_sources(root)
     except StitchError:
@@ -195,11 +202,9 @@ def _kernelbench(root: Path | None) -> list[TestTask]:
     tests = []
     for level, names in TEST.items():
         for name in names:
+            marks = tuple(SourceMarks(**mark) for mark in known[f"{level}/{plain(name)}"])
             source = sources.get((level, plain(name)), "")
-            marks = source_marks(source) if source else SourceMarks(**known[f"{level}/{plain(name)}"])
-            tests.append(TestTask(name, level, source, marks))
-            if source and marks != (other := SourceMarks(**known[f"{level}/{plain(name)}"])):
-                tests.append(TestTask(name, level, "", other))  # another version of the benchmark than the known one
+            tests.append(_test(name, level, source, marks) if source else TestTask(name, level, marks=marks))
     return tests
 
 

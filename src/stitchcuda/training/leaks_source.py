@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import builtins
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -39,33 +38,6 @@ def source_marks(source: str) -> SourceMarks:
         whole=_digest(_Canonical(tree, constants=True).text(body)),
         shapeless=_digest(_Canonical(tree, constants=False).text(model)),
     )
-
-
-def sources_in(value: object) -> Iterator[str]:
-    """Every task source in a row of any data set: strings that are one, and fenced blocks that are one."""
-    if isinstance(value, dict):
-        for part in value.values():
-            yield from sources_in(part)
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from sources_in(part)
-    elif isinstance(value, str) and "class Model" in value and "forward" in value:
-        if _is_task(value):
-            yield value
-            return
-        for block in re.findall(r"^ {0,3}`{3,}[^\n]*\n(.*?)^ {0,3}`{3,}\s*$", value, re.DOTALL | re.MULTILINE):
-            if _is_task(block):
-                yield block
-
-
-def _is_task(text: str) -> bool:
-    if not re.search(r"^class Model\b", text, re.MULTILINE):
-        return False
-    try:
-        tree = syntax.parse(text)
-    except (SyntaxError, ValueError):
-        return False
-    return any(isinstance(node, ast.ClassDef) and node.name == "Model" for node in tree.body)
 
 
 def _digest(text: str) -> str:

@@ -46,8 +46,11 @@ class Measured(_Trainer):  # type: ignore[misc]
             return super().training_step(*arguments, **named)
 
     def evaluate(self, *arguments: Any, **named: Any) -> Any:
-        """A look at held-out rows."""
-        with self.phases.phase("evaluate"):
+        """A look at held-out rows; it draws no random numbers of the training's, which goes on as without it."""
+        import torch
+
+        devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
+        with self.phases.phase("evaluate"), torch.random.fork_rng(devices):
             return super().evaluate(*arguments, **named)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -163,13 +166,14 @@ class Keeper(TrainerCallback):  # type: ignore[misc]
             mark_whole(self.folder / CHECKPOINTS / f"checkpoint-{state.global_step}", args.world_size)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Stop where one process has a reason to, all after the same step."""
+        """Stop where one process has a reason to, all after the same step, and without a look that would fall on it."""
         if state.global_step % self.stops.cycle or state.global_step >= state.max_steps:
             return
         reason = self.REASONS[_largest(self.REASONS.index(self.stops.due()), args.device)]
         if reason:
             self.stops.reason = reason
             control.should_training_stop = control.should_save = True
+            control.should_evaluate = False
 
 
 TOLD = ("loss", "reward", "correct", "hack", "partial_hack", "entropy")

@@ -24,8 +24,8 @@ PLAIN_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
 """For a base model, whose tokenizer brings none."""
-THOUGHT = "</think>"
-"""What a reasoning model's thoughts end with; the reply is what follows."""
+THINK, THOUGHT = "<think>", "</think>"
+"""What a reasoning model's thoughts begin and end with; the reply is what follows."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,26 @@ def answer_of(row: Row) -> list[dict[str, str]]:
     return [{"role": "assistant", "content": row.completion}]
 
 
-def reply_text(completion: str | Sequence[dict[str, Any]]) -> str:
-    """The Coder's reply in a trainer's completion, a text or messages, without a reasoning model's thoughts."""
+def reply_text(completion: str | Sequence[dict[str, Any]], *, in_thought: bool = False) -> str:
+    """The Coder's reply in a trainer's completion, a text or messages, without a reasoning model's thoughts.
+
+    Thoughts that never end are all there is, and no reply. ``in_thought``: the prompt has begun them already, as
+    ``opens_thought`` says of a chat template.
+    """
     text = completion if isinstance(completion, str) else "".join(str(part.get("content") or "") for part in completion)
-    return text.rpartition(THOUGHT)[2].lstrip("\n") if THOUGHT in text else text
+    if THOUGHT in text:
+        text = text.rpartition(THOUGHT)[2].lstrip("\n")
+    elif in_thought:
+        return ""
+    return "" if text.lstrip().startswith(THINK) else text
+
+
+def opens_thought(tokenizer: Any, options: dict[str, Any]) -> bool:
+    """Whether the chat template begins the reply's thoughts itself, so that a completion holds their end alone."""
+    text: str = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "-"}], add_generation_prompt=True, tokenize=False, **_template(tokenizer, options)
+    )
+    return text.rstrip().endswith(THINK)
 
 
 def fitted(
@@ -87,12 +103,15 @@ def fitted(
 
 def tokens_of(tokenizer: Any, messages: list[dict[str, str]], options: dict[str, Any]) -> list[int]:
     """A prompt's tokens with the template around it, the plain one where the tokenizer has none."""
-    template = {} if tokenizer.chat_template is not None else {"chat_template": PLAIN_TEMPLATE}
     found = tokenizer.apply_chat_template(
-        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **{**template, **options}
+        messages, add_generation_prompt=True, tokenize=True, return_dict=True, **_template(tokenizer, options)
     )
     ids: list[int] = found["input_ids"]
     return ids
+
+
+def _template(tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    return options if tokenizer.chat_template is not None else {"chat_template": PLAIN_TEMPLATE, **options}
 
 
 def interleaved(rows: Sequence[Row], improve_share: float, seed: int) -> Iterator[int]:

@@ -123,33 +123,38 @@ def adapter_config(config: TrainConfig) -> Any:
 def finish(
     started: Started, out: Path, trainer: Any, keeper: Any, phases: Phases, train: Fitted, looked: Sequence[Row]
 ) -> Result:
-    """Look once more, write the weights and how it ended."""
+    """Write the weights and how it ended; then, where nothing ended it early, look once more."""
     config = started.config
     reason = keeper.stops.reason
     state = trainer.state
-    ended = not reason or reason == "seconds"
-    seen = keeper.last.get("eval", {}).get("step")
-    if looked and config.held_out.at_end and ended and seen != state.global_step:
-        trainer.evaluate()
     name = ADAPTER if config.lora is not None else MODEL
     with phases.phase("save"):
         trainer.save_model(str(out / name))
-    phases.take()
     counts = {"train": len(train.rows), "held_out": len(looked), **train.left_out}
-    result = Result(
-        kind=started.kind,
-        stopped=reason or "done",
-        step=state.global_step,
-        steps=state.max_steps,
-        model=str((out / name).absolute()),
-        seconds={key: round(value, 3) for key, value in phases.total.items()},
-        peak_bytes={key: value for key, value in phases.peaks.items() if value},
-        rows=counts,
-        last=_plain(keeper.last.get("train", {})),
-        held_out=_plain(keeper.last.get("eval", {})),
-    )
-    if rank() == 0:
-        write_result(out, result)
+
+    def written() -> Result:
+        phases.take()
+        result = Result(
+            kind=started.kind,
+            stopped=reason or "done",
+            step=state.global_step,
+            steps=state.max_steps,
+            model=str((out / name).absolute()),
+            seconds={key: round(value, 3) for key, value in phases.total.items()},
+            peak_bytes={key: value for key, value in phases.peaks.items() if value},
+            rows=counts,
+            last=_plain(keeper.last.get("train", {})),
+            held_out=_plain(keeper.last.get("eval", {})),
+        )
+        if rank() == 0:
+            write_result(out, result)
+        return result
+
+    result = written()
+    seen = keeper.last.get("eval", {}).get("step")
+    if looked and config.held_out.at_end and not reason and seen != state.global_step:
+        trainer.evaluate()
+        result = written()
     return result
 
 

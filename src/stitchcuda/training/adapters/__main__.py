@@ -22,6 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token-file", type=Path, required=True, help="is written anew; clients read it")
     parser.add_argument("--cache", type=Path, default=None, help="file that keeps what was measured")
+    parser.add_argument(
+        "--in-thought",
+        action="store_true",
+        help="the model's chat template begins its thoughts in the prompt: a completion without </think> is no reply",
+    )
     told = parser.parse_args(arguments)
     ended = threading.Event()
     for name in (signal.SIGINT, signal.SIGTERM):
@@ -29,7 +34,14 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with open_service(told.compute, told.target, cache=told.cache) as service:
             token = new_token(told.token_file)
-            with RewardServer(service, host=told.host, port=told.port, token=token, remark=_complain) as server:
+            with RewardServer(
+                service,
+                host=told.host,
+                port=told.port,
+                token=token,
+                in_thought=told.in_thought,
+                remark=_complain,
+            ) as server:
                 host = own_address() if told.host in ("0.0.0.0", "::") else told.host
                 print(server.address(host), flush=True)
                 ended.wait()

@@ -43,10 +43,11 @@ def asked_of(row: Row) -> dict[str, str | None]:
     return found
 
 
-def item_of_columns(columns: Mapping[str, Any], completion: Any) -> Item:
+def item_of_columns(columns: Mapping[str, Any], completion: Any, *, in_thought: bool = False) -> Item:
     """What the reward service scores: a completion of the prompt of the row with these columns.
 
-    ``completion`` is a text, or messages of which the last counts. Raises RewardError for columns that are no row's.
+    ``completion`` is a text, or messages of which the last counts. ``in_thought``: the model's chat template begins its
+    thoughts in the prompt. Raises RewardError for columns that are no row's.
     """
     if missing := [name for name in ("skill", "task") if not columns.get(name)]:
         raise RewardError(
@@ -59,7 +60,7 @@ def item_of_columns(columns: Mapping[str, Any], completion: Any) -> Item:
     try:
         return Item(
             task=Task.model_validate_json(columns["task"]),
-            completion=text_of(completion),
+            completion=text_of(completion, in_thought=in_thought),
             skill=skill,
             previous=Program.model_validate_json(columns["previous"]) if columns.get("previous") else None,
             feedback=Feedback.model_validate_json(columns["feedback"]) if columns.get("feedback") else None,
@@ -71,9 +72,9 @@ def item_of_columns(columns: Mapping[str, Any], completion: Any) -> Item:
         ) from None
 
 
-def text_of(completion: Any) -> str:
+def text_of(completion: Any, *, in_thought: bool = False) -> str:
     """The Coder's reply in a completion, which is a text or messages of which the last counts; without its thoughts."""
-    return reply_text(_whole(completion))
+    return reply_text(_whole(completion), in_thought=in_thought)
 
 
 def _whole(completion: Any) -> str:

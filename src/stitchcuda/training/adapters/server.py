@@ -32,7 +32,7 @@ class RewardServer:
     """Serves a service on ``host`` and ``port`` (0: a free one) until it is closed.
 
     ``token`` is what clients must show; with '' anyone who reaches the port may have programs run, so leave it so only
-    on a machine of one's own.
+    on a machine of one's own. ``in_thought``: the model's chat template begins its thoughts in the prompt.
     """
 
     def __init__(
@@ -42,9 +42,10 @@ class RewardServer:
         host: str = "127.0.0.1",
         port: int = 0,
         token: str = "",
+        in_thought: bool = False,
         remark: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.service, self.token, self.remark = service, token, remark
+        self.service, self.token, self.in_thought, self.remark = service, token, in_thought, remark
         self.scored = 0
         server = self
 
@@ -68,7 +69,7 @@ class RewardServer:
         """What a question is answered with. Raises StitchError for one that cannot be."""
         if not isinstance(question, dict) or not isinstance(question.get("asked"), dict):
             raise StitchError("a question is an object with 'asked' (a row's columns) and 'completion'")
-        item = item_of_columns(question["asked"], question.get("completion"))
+        item = item_of_columns(question["asked"], question.get("completion"), in_thought=self.in_thought)
         outcome = self.service.score_all([item])[0]
         self.scored += 1
         return {"score": number(outcome), "parts": parts(outcome), "verdict": said(outcome)}

@@ -28,20 +28,22 @@ def trl_reward(
     *,
     watch: Callable[[Sequence[RewardOutcome]], None] = lambda outcomes: None,
     name: str = "stitchcuda",
+    in_thought: bool = False,
 ) -> TrlReward:
     """An asynchronous reward function over the reward service, for rows of a data set as ``training.rows`` writes them.
 
     It needs the columns skill, task, previous, feedback and step, which TRL passes on. A completion that cannot be
     scored gets None, which TRL leaves out of its group's mean and deviation. Each batch's means of the parts
     (``mapping.PARTS``) go to TRL's log as ``stitchcuda/...``, and each completion's verdict to its table of
-    completions. ``watch`` gets the outcomes of every batch.
+    completions. ``watch`` gets the outcomes of every batch. ``in_thought``: the model's chat template begins its
+    thoughts in the prompt (``prompts_rl.opens_thought``).
     """
     scorer = scorer_of(service)
 
     async def reward(*, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         told = [columns.get(column) or [None] * len(completions) for column in ASKED]
         items = [
-            item_of_columns(dict(zip(ASKED, values, strict=True)), completion)
+            item_of_columns(dict(zip(ASKED, values, strict=True)), completion, in_thought=in_thought)
             for completion, *values in zip(completions, *told, strict=True)
         ]
         outcomes = await scorer.score_all(items)
