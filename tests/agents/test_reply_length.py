@@ -148,6 +148,22 @@ def test_a_refusal_of_something_else_is_not_asked_for_in_a_shorter_length() -> N
         assert endpoint.count == 1
 
 
+def test_what_one_prompt_leaves_of_a_context_is_not_taken_for_the_servers_longest_reply() -> None:
+    longest, context = LONGEST_REPLY["openai"], CONTEXT["vllm"]
+
+    def script(request: Request, number: int) -> Answer:
+        most = request.body["max_tokens"]
+        if most > 8_192 or (number < 2 and most > 7_384):
+            refusal = longest(most) if most > 8_192 else context(most)
+            return status(400, {"error": {"message": refusal, "code": 400}})
+        return text(CODER_REPLY)
+
+    with ScriptedEndpoint(script) as endpoint:
+        for _ in range(2):
+            coder(endpoint).coder.code(code_request())
+        assert asked(endpoint) == [16_000, 8_192, 7_384, 8_192]
+
+
 def test_a_refusal_that_only_echoes_the_length_shortens_no_other_reply() -> None:
     def script(request: Request, number: int) -> Answer:
         if request.tools:

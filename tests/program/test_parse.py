@@ -160,6 +160,7 @@ def in_a_fence(text: str) -> str:
     return f"### {name}\n```\n{marks}```\n"
 
 
+CHANGE_OF_BASE = edit("int b;", "long b;")
 CHANGE = in_a_fence(edit(KERNEL.rstrip(), WIDER.rstrip()))
 
 
@@ -309,6 +310,38 @@ def test_any_reply_gives_a_program_or_a_sentence(reply: str, with_base: bool) ->
     except ProgramError as error:
         program, sentence = None, str(error)
     assert "program.py" in program.files if program is not None else 10 < len(sentence) < 2000
+
+
+SHOWN = "**{name}** - unchanged, it still says:\n```{language}\n{line}\n```\n"
+
+
+def test_a_few_lines_under_a_heading_that_says_more_are_no_file() -> None:
+    kernel = SHOWN.format(name="kernels.cpp", language="cpp", line="return 0;  // as before")
+    entry = SHOWN.format(name="program.py", language="python", line="scale(x, y, n)")
+    more = ENTRY + "# more\n"
+    assert parse_reply(f"### program.py\n{fence(more)}{kernel}", base=NATIVE).files == NATIVE.files | {
+        "program.py": more
+    }
+    assert parse_reply(f"{CHANGE_OF_BASE}{entry}", base=BASE).files["program.py"] == ENTRY
+    assert parse_reply(f"{fence(more)}`program.py`: forward in short:\n{fence('y = x + 1' + chr(10))}").files == {
+        "program.py": more
+    }
+
+
+def test_what_is_quoted_again_is_no_file_without_a_name() -> None:
+    manifest = f"The manifest stays:\n{fence(json.dumps(json.loads(MANIFEST), indent=4) + chr(10), 'json')}"
+    body = f"As it was:\n{fence(KERNEL.replace(' { ', ' {' + chr(10) + '    ').replace('return', 'return '), 'cpp')}"
+    more = ENTRY + "# more\n"
+    longer = NATIVE.model_copy(update={"files": NATIVE.files | {"kernels.cpp": f"// all of it\n{KERNEL}"}})
+    read = parse_reply(f"### program.py\n{fence(more)}{manifest}{body}", base=longer)
+    assert read.files == longer.files | {"program.py": more}
+    assert read.manifest == NATIVE.manifest
+
+
+@pytest.mark.parametrize("heading", ["# Why program.py: slow", "**program.py** (its kernel)"])
+def test_an_edit_under_a_heading_about_another_file_goes_where_it_matches(heading: str) -> None:
+    edited = parse_edits(f"{heading}\n<<<<<<< SEARCH\nint b;\n=======\nlong b;\n>>>>>>> REPLACE\n", BASE)
+    assert edited.files == BASE.files | {"kernels.cpp": BASE.files["kernels.cpp"].replace("int b;", "long b;")}
 
 
 def test_the_manifest_can_be_edited() -> None:

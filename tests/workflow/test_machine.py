@@ -200,9 +200,19 @@ def test_a_further_plan_that_cannot_be_used_ends_the_search_and_not_the_run(tmp_
     assert folder.summary() == result
     records, _ = read_records(folder.path / NAME)
     assert [bool(r.data["problem"]) for r in records if r.kind == "plan"] == [False, True]
+
     more = settings.limits().model_copy(update={"iterations": 50})
     again = ToyMind([[idea("a")], [idea("b")]], {"b/one": ["correct 1.7"]})
     assert go(folder, again, settings=settings, resumed=True, more=more).over_best == 1.7
+
+
+def test_what_is_left_of_a_plan_is_tried_where_no_further_one_can_be_used(tmp_path: Path) -> None:
+    settings = config(replans=2, beam=1, drafts=1)
+    table = {"a/one": ["wrong 1", "wrong 1"], "b/one": ["wrong 2", "wrong 2"], "c/one": ["correct 1.5"]}
+    mind = OutOfPlans([[idea(name) for name in "abc"]], table)
+    result = go(new_folder(tmp_path, settings), mind, settings=settings)
+    assert (result.status, result.over_best) == ("correct", 1.5)
+    assert "asked again: the model gave no usable plan" in result.stopped
 
 
 def test_a_first_plan_that_cannot_be_used_stops_the_run_until_it_is_resumed(tmp_path: Path) -> None:

@@ -162,19 +162,21 @@ class JournaledModel(WrapperModel):
         """The reply, after as many tries as patience allows; ModelAccessError when there is none, ToolsRefused when
         there would be one to a request without tools, UnusableReplies when there is no room for another one."""
         patience = self.role_settings.patience
-        tries, too_long = Tries(patience), False
+        tries = Tries(patience)
+        granted: int | None = None
         while True:
             await tries.next(self.server)
             busy, hint = False, None
             try:
                 async with asyncio.timeout(patience.request_seconds):
                     reply = await self.wrapped.request(messages, ModelSettings(**asked), parameters)  # type: ignore[typeddict-item]
-                if too_long:
-                    self.server.grants(int(asked["max_tokens"]))
+                if granted is not None:
+                    self.server.grants(granted)
                 return reply
             except ModelHTTPError as error:
                 if self._amended(asked, usual, error, _prompt_tokens(messages, parameters)):
-                    too_long = too_long or refusals.whatever_the_prompt(error)
+                    if refusals.whatever_the_prompt(error):
+                        granted = int(asked["max_tokens"])
                     continue
                 if self.ordinal and refusals.refuses_length(error):
                     raise UnusableReplies from None

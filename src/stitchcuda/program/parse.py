@@ -55,6 +55,7 @@ class _Block:
 @dataclass
 class _Edit:
     path: str
+    sure: bool = True
     search: list[str] = field(default_factory=list)
     replace: list[str] = field(default_factory=list)
 
@@ -114,7 +115,8 @@ def parse_edits(text: str, base: Program) -> Program:
     edited: set[str] = set()
     for number, edit in enumerate(edits, 1):
         search, replace = "\n".join(edit.search), "\n".join(edit.replace)
-        path = edit.path or _only_match(files, search, number)
+        astray = not edit.sure and search not in files.get(edit.path, search)
+        path = _only_match(files, search, number) if astray or not edit.path else edit.path
         edited.add(path)
         if not search.strip():
             if path in files and files[path].strip():
@@ -136,13 +138,13 @@ def _sorted_out(
     blocks: list[_Block], base: Program | None, edited: Collection[str] = ()
 ) -> tuple[dict[str, str], list[_Block]]:
     """The files, and the blocks that have no name. A name that is not sure counts for a file that the program uses and
-    the reply has nowhere else, unless the block quotes ``base``."""
+    the reply has nowhere else, where the block may be the whole of it, unless it quotes ``base``."""
     named = [(block.name.removeprefix("./"), block) for block in blocks if block.name is not None]
     known = {name for name, block in named if block.sure} | set(edited)
     files: dict[str, str] = {}
     unnamed = [block for block in blocks if block.name is None]
     for name, block in named:
-        if not block.sure and (name in known or _quotes(block, base) or not _is_used(name, named, base)):
+        if not block.sure and (name in known or _quotes(block, base) or not _may_be(name, block, named, base)):
             unnamed.append(block)
         elif files.setdefault(name, block.text) != block.text:
             raise ProgramError(f"the reply holds two different files named {name}; send each file once")
@@ -160,23 +162,38 @@ def _assemble(files: dict[str, str], unnamed: list[_Block], base: Program | None
         if path is not None and path not in sent and not _quotes(block, base):
             raise ProgramError(
                 f"a block without a name looks like {path}, which the reply does not send otherwise; "
-                f"write ### {path} on the line before its fence"
+                f"write ### {path} on the line before its fence, or leave the block out if nothing changes"
             )
     program = Program(files={**(base.files if base is not None else {}), **files}, manifest=manifest)
     validate(program)
     return program
 
 
-def _is_used(name: str, named: list[tuple[str, _Block]], base: Program | None) -> bool:
-    """Whether the program has a file of that name already, or another of its files speaks of it."""
-    if name in (ENTRY, MANIFEST) or (base is not None and name in base.files):
-        return True
+def _may_be(name: str, block: _Block, named: list[tuple[str, _Block]], base: Program | None) -> bool:
+    """Whether a block may be the whole of the file ``name``, which the program has already or another of its files
+    speaks of, rather than a few lines of it."""
+    before = base.files.get(name) if base is not None else None
+    if name in (ENTRY, MANIFEST) or before is not None:
+        looks = _looks_like(block, base.manifest if base is not None else None) == name
+        return looks or (before is not None and 2 * len(block.text) >= len(before))
     word = name.rpartition("/")[2].removesuffix(".py")
-    return any(word in block.text for other, block in named if other != name)
+    return any(word in other_block.text for other, other_block in named if other != name)
 
 
 def _quotes(block: _Block, base: Program | None) -> bool:
-    return base is not None and any(block.text.strip() in text for text in base.files.values())
+    """Whether it stands in a file of ``base``, but for blanks, or is its manifest."""
+    if base is None:
+        return False
+    if base.manifest is not None and block.text.lstrip().startswith("{"):
+        try:
+            return parse_manifest(block.text) == base.manifest
+        except ProgramError:
+            return False
+    if any(block.text.strip() in text for text in base.files.values()):
+        return True
+    quoted = "".join(block.text.split())
+    wholes = ["".join(text.split()) for text in base.files.values()]
+    return any(quoted in whole and quoted != whole for whole in wholes)
 
 
 def _looks_like(block: _Block, manifest: Manifest | None) -> str | None:
@@ -288,23 +305,22 @@ def _edits(text: str) -> tuple[list[_Edit], str]:
     rest: list[str] = []
     current: _Edit | None = None
     side = ""
-    path = ""
+    path, sure = "", True
     for line in text.splitlines():
         stripped = line.rstrip()
         if current is None:
             rest.append(line)
             if stripped == SEARCH or stripped.startswith(f"{SEARCH} "):
-                path = stripped.removeprefix(SEARCH).strip(" `") or path
-                current, side = _Edit(path), "search"
+                if named := stripped.removeprefix(SEARCH).strip(" `"):
+                    path, sure = named, True
+                current, side = _Edit(path, sure), "search"
             elif fence := _FENCE.match(line):
                 if match := _INFO_NAME.search(fence["info"].strip()):
-                    path = match["name"]
-            elif match := (
-                _HEADING.match(line)
-                or _FIRST_LINE.match(line)
-                or (_REMARKED.match(line) if line.startswith(("#", "**")) else None)
-            ):
-                path = match["name"]
+                    path, sure = match["name"], True
+            elif match := (_HEADING.match(line) or _FIRST_LINE.match(line)):
+                path, sure = match["name"], True
+            elif line.startswith(("#", "**")) and (match := _REMARKED.match(line)):
+                path, sure = match["name"], False
         elif stripped == DIVIDER and side == "search":
             side = "replace"
         elif stripped.startswith(REPLACE) and side == "replace":

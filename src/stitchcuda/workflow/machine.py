@@ -82,6 +82,8 @@ class Machine:
         self.state = State.PREPARE
         self.search = Search(beam=config.ideas_kept(), drafts=config.drafts_per_idea(), chain=config.chain)
         self.replans_left = config.plans_after_first()
+        self._no_plan = ""
+        """Why the Planner, asked again, is asked no more."""
         self.attempts: list[Attempt] = []
         self.candidates = 0
         self.stopped = ""
@@ -135,7 +137,7 @@ class Machine:
         more = self.more or self.limits
         self.limits = self.journal.effect("extended", Extended, lambda: Extended(limits=more)).limits
         self.more = None if live else self.more
-        self.stopped, self._confirmed, self.result = "", None, None
+        self.stopped, self._no_plan, self._confirmed, self.result = "", "", None, None
         self._update_folder()
         self.search.enough, self.search.stale = False, 0
         self.replans_left = self.config.plans_after_first()
@@ -259,8 +261,11 @@ class Machine:
 
         replayed = self.journal.replaying
         planned = self.journal.effect("plan", Planned, produce)
+        if planned.problem:
+            self.replans_left, self._no_plan = 0, f"the Planner was asked again: {planned.problem}"
+            return State.SELECT if self.search.go_on() else self._stop(self._no_plan)
         if planned.plan is None:
-            return self._stop(planned.budget or f"the Planner was asked again: {planned.problem}")
+            return self._stop(planned.budget)
         self.plan = planned.plan
         self._recipes_ideas |= {idea.name for idea in self.plan.ideas if idea.by_recipes}
         self.instruments.emit(events.PlanMade(self.plan.summary, [i.name for i in self.plan.ideas], replayed))
@@ -301,7 +306,7 @@ class Machine:
                 if self.replans_left > 0:
                     self.replans_left -= 1
                     return State.PLAN
-                return State.SELECT if self.search.go_on() else self._stop("every idea was tried")
+                return State.SELECT if self.search.go_on() else self._stop(self._no_plan or "every idea was tried")
 
     def _next_branches(self) -> list[Branch]:
         """Those whose turns go side by side now: as many as are wanted, the budget of candidates allows and pay."""

@@ -33,7 +33,7 @@ TRANSITIONS: dict[State, frozenset[State]] = {
     State.BASELINES: frozenset({State.REFERENCE}),
     State.REFERENCE: frozenset({State.BASE}),
     State.BASE: frozenset({State.PLAN, State.CONFIRM}),
-    State.PLAN: frozenset({State.APPROVE, State.CONFIRM}),
+    State.PLAN: frozenset({State.APPROVE, State.SELECT, State.CONFIRM}),
     State.APPROVE: frozenset({State.SELECT, State.CONFIRM}),
     State.SELECT: frozenset({State.TURNS, State.PLAN, State.SELECT, State.CONFIRM}),
     State.TURNS: frozenset({State.CODE, State.SELECT, State.CONFIRM}),

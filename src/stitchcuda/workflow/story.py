@@ -97,7 +97,7 @@ class _Teller:
                 self.plans += [plan] if plan else []
             case "program":
                 coded = effects.Coded.model_validate(record.data)
-                self._candidates |= {coded.number} if coded.candidate else set()
+                self._candidates |= {coded.number} if coded.candidate and not coded.budget else set()
             case "attempt":
                 attempt = Attempt.model_validate(record.data["attempt"])
                 self.attempts.append(attempt)
